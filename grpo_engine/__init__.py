@@ -9,8 +9,9 @@ from .errors import UserError
 from .kernels.options import GRPOOptions
 from .kernels.reference import LossOutput
 from .ops import check_offsets, group_advantages, grpo_loss, pack_groups, token_logprob
+from .rollout import Rollout, SamplingParams
 
-_LAZY = {"GroupSampler": "sampler", "Rollout": "sampler", "SamplingParams": "sampler"}
+_LAZY = {"GroupSampler": "sampler"}
 
 __all__ = [
     "GRPOOptions",

@@ -11,6 +11,11 @@ from .kernels.options import GRPOOptions
 from .kernels.reference import LossOutput
 
 IMPLEMENTATIONS = ("auto", "torch")
+
+# Ops inside the engine, with one implementation each.
+head_logits = reference.head_logits
+sample_tokens = reference.sample_tokens
+loss_normalizer = reference.default_normalizer
 HEAD_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -66,8 +71,7 @@ def token_logprob(
         )
     if targets.shape != hidden.shape[:1] or targets.dtype not in (torch.int64, torch.int32):
         raise ValueError(
-            f"targets must be [{len(hidden)}] int64; "
-            f"given {list(targets.shape)} {targets.dtype}"
+            f"targets must be [{len(hidden)}] int64; given {list(targets.shape)} {targets.dtype}"
         )
     if isinstance(temperature, Tensor):
         temperature = _floating("temperature", temperature, 1)
@@ -223,7 +227,9 @@ def _check_credit(
 def _floating(name: str, x: Tensor, dim: int) -> Tensor:
     if not isinstance(x, Tensor) or x.dim() != dim or not x.is_floating_point():
         given = f"{list(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"{name} must be a floating-point tensor in {dim} dimensions; given {given}")
+        raise ValueError(
+            f"{name} must be a floating-point tensor in {dim} dimensions; given {given}"
+        )
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 

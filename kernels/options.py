@@ -35,7 +35,7 @@ class GRPOOptions:
     baseline: Literal["mean", "median", "loo"] = "mean"
     """what is subtracted from a reward; loo: the mean of the other valid samples"""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """the standard deviation that divides: of the group, of all valid samples, or none (Dr. GRPO)"""
+    """the standard deviation that divides: of the group, of all valid samples, none (Dr. GRPO)"""
     ddof: Literal[0, 1] = 0
     """0: the group is the whole population; 1: Bessel's correction, as TRL does"""
     epsilon_std: float = 1e-4
@@ -109,7 +109,9 @@ POSITIVE = (
 def _check_choices(o: GRPOOptions) -> None:
     for name, allowed in CHOICES.items():
         if (value := getattr(o, name)) not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}; given {value!r}")
+            raise ValueError(
+                f"{name} must be one of {', '.join(map(str, allowed))}; given {value!r}"
+            )
 
 
 def _check_ranges(o: GRPOOptions) -> None:

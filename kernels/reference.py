@@ -327,7 +327,7 @@ def _truncate(
         logp = logp.masked_fill(logp < least, -torch.inf)
     if top_k is None and top_p is None:
         return logp
-    ordered, order = logp.sort(-1, descending=True, stable=True)
+    ordered, order = logp.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         rank = torch.arange(logp.shape[-1], device=logp.device)
         limit = torch.where(top_k > 0, top_k, logp.shape[-1])[:, None]

@@ -1,0 +1,103 @@
+"""Checkpoints that appear whole or not at all, and hold all that an exact resume needs."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .errors import UserError, require
+
+STATE, OPTIMIZER = "state.json", "optimizer.safetensors"
+
+
+@dataclass
+class Checkpoint:
+    """A saved state: `values` is plain data, `tensors` the optimiser's, weights lie in `folder`."""
+
+    folder: Path
+    values: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def save_checkpoint(
+    root: Path,
+    step: int,
+    values: dict[str, Any],
+    tensors: dict[str, Tensor],
+    save_weights: Callable[[Path], None],
+    keep: int,
+) -> Path:
+    """Writes root/step-000012 and removes all but the newest `keep`.
+
+    `save_weights` gets the folder for the weights. Raises OSError if the disk can't take it; the
+    checkpoints that were there stay.
+    """
+    target = root / f"step-{step:06d}"
+    if target.exists():
+        return target
+
+    def write(folder: Path) -> None:
+        save_weights(folder)
+        save_file = require("safetensors.torch", "train", "checkpoints").save_file
+        save_file(tensors, folder / OPTIMIZER)
+        (folder / STATE).write_text(json.dumps(values))
+
+    write_folder(target, write)
+    for old in list_checkpoints(root)[:-keep]:
+        shutil.rmtree(old)
+    return target
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """The checkpoints below `root`, oldest first."""
+    return sorted(p for p in root.glob("step-*") if (p / STATE).is_file())
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Reads what `save_checkpoint` wrote; UserError if it is damaged."""
+    load_file = require("safetensors.torch", "train", "checkpoints").load_file
+    try:
+        values = json.loads((folder / STATE).read_text())
+        tensors = load_file(folder / OPTIMIZER)
+    except Exception as error:  # safetensors' error type is not an OSError
+        raise UserError(
+            f"the checkpoint {folder} is damaged ({error}); remove it to go on from an older one"
+        ) from error
+    return Checkpoint(folder, values, tensors)
+
+
+def write_folder(target: Path, write: Callable[[Path], None]) -> None:
+    """Fills a temporary folder and renames it to `target`, so that it is never seen half-written.
+
+    Raises OSError, with nothing left behind, if writing fails.
+    """
+    temporary = target.parent / f".{target.name}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    safetensors = require("safetensors", "train", "saving weights")
+    try:
+        write(temporary)
+        for path in temporary.rglob("*"):
+            _sync(path)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, safetensors.SafetensorError):
+            raise OSError(f"{error}") from error
+        raise
+    if target.exists():
+        shutil.rmtree(target)
+    temporary.rename(target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,129 @@
+"""From tasks to a batch: prompts are drawn, groups sampled, completions rewarded."""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from .clock import Clock
+from .config import RunConfig
+from .data import TaskStream, fingerprint, load_tasks
+from .forward import context_length
+from .groups import Batch, make_batch
+from .ledger import Ledger
+from .model import Policy
+from .prompts import check_room, encode_prompt, prompt_tail, to_messages
+from .rewards import Scores, load_rewards, score
+from .rollout import Rollout, SamplingParams
+from .sampler import GroupSampler
+
+
+class TaskSet:
+    """Tasks with their prompts as they are sent and as token ids, checked when they are loaded."""
+
+    def __init__(self, path: str, config: RunConfig, policy: Policy) -> None:
+        self.tasks = load_tasks(path, config.data.prompt_column)
+        data = config.data
+        self.prompts = [to_messages(t.prompt, data.as_chat, data.system) for t in self.tasks]
+        self.ids = [encode_prompt(policy.tokenizer, prompt) for prompt in self.prompts]
+        vocab = policy.model.get_input_embeddings().num_embeddings
+        check_room(self.ids, context_length(policy.model), vocab, path)
+        self.column_names = sorted({name for task in self.tasks for name in task.columns})
+
+
+class Collector:
+    """Makes batches and evaluates; knows the data, the rewards and the sampler."""
+
+    def __init__(self, config: RunConfig, policy: Policy) -> None:
+        self.config, self.policy = config, policy
+        self.train = TaskSet(config.data.path, config, policy)
+        self.heldout = None
+        if config.data.eval_path is not None:
+            self.heldout = TaskSet(config.data.eval_path, config, policy)
+        every_task = self.train.tasks + (self.heldout.tasks if self.heldout else [])
+        self.rewards = load_rewards(config.rewards, config.data.answer_column, every_task)
+        self.stream = TaskStream(len(self.train.tasks), config.train.seed)
+        self.sampler = GroupSampler(policy.model, policy.tokenizer)
+        self.data_hash = fingerprint(self.train.tasks)
+
+    def collect(self, step: int, position: int, ledger: Ledger, clock: Clock) -> Batch:
+        """The generation of `step`: the tasks from `position` of the stream on."""
+        config = self.config
+        drawn = self.stream.take(position, config.train.prompts_per_step)
+        params = self._params(seed=step_seed(config.train.seed, step))
+        with clock("sample"):
+            groups = self.sampler.generate(
+                [self.train.ids[i] for i in drawn], config.sampling.group_size, params
+            )
+        with clock("reward"):
+            scores = self._score(self.train, drawn, groups, step)
+            rows = [self.train.tasks[i].row for i in drawn]
+            batch = make_batch(rows, groups, scores, config.groups, config.loss)
+        with clock("record"):
+            decode = self.policy.tokenizer.decode
+            ledger.samples(
+                step,
+                batch,
+                [decode(r.prompt_ids) for r in batch.rollouts],
+                [decode(r.completion_ids) for r in batch.rollouts],
+            )
+        return batch
+
+    def evaluate(self, step: int) -> float | None:
+        """Mean reward of greedy answers to the held-out tasks; None without any."""
+        if self.heldout is None:
+            return None
+        chosen = range(len(self.heldout.tasks))[: self.config.data.eval_limit]
+        ids = [self.heldout.ids[i] for i in chosen]
+        groups = self.sampler.generate(ids, 1, self._params(temperature=0.0))
+        totals = self._score(self.heldout, chosen, groups, step).total
+        rewards = [total for total in totals if total is not None]
+        return sum(rewards) / len(rewards)
+
+    def _params(self, **changes: Any) -> SamplingParams:
+        s = self.config.sampling
+        params = {
+            "temperature": s.temperature,
+            "top_p": s.top_p,
+            "top_k": s.top_k,
+            "min_p": s.min_p,
+            "repetition_penalty": s.repetition_penalty,
+            "max_tokens": s.max_tokens,
+            "stop": tuple(s.stop),
+        }
+        return SamplingParams(**(params | changes))
+
+    def _score(
+        self, source: TaskSet, chosen: Sequence[int], groups: list[list[Rollout]], step: int
+    ) -> Scores:
+        tokenizer = self.policy.tokenizer
+        index = [i for i, group in zip(chosen, groups, strict=True) for _ in group]
+        rollouts = list(chain.from_iterable(groups))
+        ids = [r.completion_ids for r in rollouts]
+        texts = [tokenizer.decode(c, skip_special_tokens=True) for c in ids]
+        arguments = {
+            "prompts": [source.prompts[i] for i in index],
+            "completions": [
+                text if isinstance(source.prompts[i], str) else _assistant(text)
+                for i, text in zip(index, texts, strict=True)
+            ],
+            "completion_ids": ids,
+            "finish_reasons": [r.finish_reason for r in rollouts],
+            "raw_completions": [tokenizer.decode(c, skip_special_tokens=False) for c in ids],
+            "prompt_tail": [prompt_tail(tokenizer, r.prompt_ids) for r in rollouts],
+            "step": step,
+        }
+        columns = {
+            name: [source.tasks[i].columns.get(name) for i in index] for name in source.column_names
+        }
+        return score(self.rewards, arguments, columns)
+
+
+def step_seed(seed: int, step: int) -> int:
+    """63 random bits of a step: what torch takes as a seed and Parquet as an integer."""
+    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _assistant(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]

@@ -1,0 +1,215 @@
+"""The run as frozen dataclasses. Every default says where it comes from; checks need no model."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .errors import UserError
+from .kernels.options import GRPOOptions
+
+LR_LORA = 1e-5
+LR_ALL_WEIGHTS = 1e-6
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model that is trained."""
+
+    path: str
+    """a folder in the transformers format, or a hub id"""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """of the weights; trained weights that are not float32 get float32 masters"""
+    base: Literal["none", "8bit", "4bit"] = "none"
+    """quantise the frozen linears with bitsandbytes (LLM.int8, or NF4 with double quantisation)"""
+    reference: str | None = None
+    """folder or hub id of the reference of the KL; null: the model as it is before training"""
+    trust_remote_code: bool = False
+    """run Python code that comes with the model"""
+    device: str = "auto"
+    """a torch device; auto: cuda where there is one, else cpu"""
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """LoRA through peft; `lora: null` trains all weights."""
+
+    rank: int = 16
+    """as in peft's and TRL's GRPO examples"""
+    alpha: int = 32
+    """scale is alpha / rank; twice the rank is common practice"""
+    targets: str | list[str] = "all-linear"
+    """all linears but the head (QLoRA), or names of modules"""
+    dropout: float = 0.0
+    """only in the training forward, never while sampling or scoring"""
+    adapter: str | None = None
+    """folder of an adapter to go on training; its rank, alpha and targets then hold, and a second
+    frozen copy of it is the reference"""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The tasks."""
+
+    path: str
+    """a JSONL or Parquet file, a folder saved by `datasets`, or builtin:arithmetic"""
+    prompt_column: str = "prompt"
+    """strings, or chat messages; they go through the chat template"""
+    answer_column: str = "answer"
+    """what the built-in rewards compare with"""
+    eval_path: str | None = None
+    """held-out tasks in one of the forms of `path`"""
+    eval_limit: int | None = None
+    """evaluate only the first so many of them"""
+    as_chat: bool = False
+    """send a string prompt through the chat template as a user's message"""
+    system: str | None = None
+    """system message put before chat prompts that have none"""
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """One reward function of the weighted sum."""
+
+    function: str
+    """exact, math, or file.py:name"""
+    weight: float = 1.0
+    """its factor in the sum"""
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How a group is sampled; vLLM's names."""
+
+    group_size: int = 8
+    """TRL's default"""
+    temperature: float = 1.0
+    """TRL's default; the loss divides the logits by the same temperature"""
+    top_p: float = 1.0
+    """nucleus sampling; 1.0: off"""
+    top_k: int = 0
+    """0: off"""
+    min_p: float = 0.0
+    """0: off"""
+    repetition_penalty: float = 1.0
+    """1.0: off"""
+    max_tokens: int = 256
+    """of a completion; TRL's default"""
+    stop: list[str] = field(default_factory=list)
+    """strings that end a completion"""
+
+
+@dataclass(frozen=True)
+class GroupsConfig:
+    """Which samples count."""
+
+    truncated: Literal["mask", "keep", "drop"] = "mask"
+    """samples cut by max_tokens: in the statistics but not in the loss (DAPO), both, or neither"""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The loop."""
+
+    steps: int = 200
+    """optimiser steps"""
+    prompts_per_step: int = 8
+    """groups of a generation"""
+    num_iterations: int = 1
+    """optimiser steps on one generation (mu of the GRPO paper)"""
+    lr: float | None = None
+    """null: 1e-5 for LoRA, 1e-6 for all weights (TRL)"""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """after the warm-up; cosine falls to 0"""
+    warmup: float = 0.03
+    """share of the steps over which the learning rate rises"""
+    max_grad_norm: float = 1.0
+    """the gradient is clipped to this norm (TRL)"""
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """torch's AdamW, or the 8-bit one of bitsandbytes"""
+    weight_decay: float = 0.0
+    """TRL's default"""
+    token_budget: int = 8192
+    """tokens of a micro-batch, prompts included; bounds memory, never changes the gradient"""
+    gradient_checkpointing: bool = False
+    """recompute activations in the backward: less memory, about a third more time"""
+    seed: int = 0
+    """of everything: adapter, order of the tasks, sampling"""
+    eval_every: int = 20
+    """steps between evaluations; there is one before and one after in any case"""
+    checkpoint_every: int = 20
+    """steps between checkpoints"""
+    keep_checkpoints: int = 2
+    """the newest so many are kept"""
+    out: str = "runs/first"
+    """the run folder"""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run of `grpo train`."""
+
+    model: ModelConfig
+    data: DataConfig
+    rewards: list[RewardConfig]
+    lora: LoraConfig | None = field(default_factory=LoraConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    groups: GroupsConfig = field(default_factory=GroupsConfig)
+    loss: GRPOOptions = field(default_factory=GRPOOptions)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        if not self.rewards:
+            raise UserError("rewards is empty: name one, as in rewards: [{function: math}]")
+        if self.model.base != "none" and self.lora is None:
+            raise UserError(
+                f"model.base {self.model.base} can't train all weights: give lora, or base: none"
+            )
+        if self.sampling.temperature == 0:
+            raise UserError(
+                "sampling.temperature 0 makes all samples of a group equal; use a value above 0"
+            )
+
+    @property
+    def lr(self) -> float:
+        """The peak learning rate with its default resolved."""
+        if self.train.lr is not None:
+            return self.train.lr
+        return LR_ALL_WEIGHTS if self.lora is None else LR_LORA
+
+    def to_dict(self) -> dict:
+        """Plain values, as they lie in config.yaml."""
+        return dataclasses.asdict(self)
+
+
+AT_LEAST_ONE = (
+    "train.steps train.prompts_per_step train.num_iterations train.token_budget train.eval_every "
+    "train.checkpoint_every train.keep_checkpoints sampling.max_tokens lora.rank data.eval_limit"
+).split()
+
+
+def _check_numbers(run: RunConfig) -> None:
+    for name in AT_LEAST_ONE:
+        _require(run, name, lambda v: v >= 1, "at least 1")
+    for name in ("train.lr", "train.max_grad_norm", "sampling.repetition_penalty", "lora.alpha"):
+        _require(run, name, lambda v: 0 < v < float("inf"), "finite and above 0")
+    for name in ("sampling.temperature", "train.weight_decay", "sampling.top_k"):
+        _require(run, name, lambda v: 0 <= v < float("inf"), "finite and not negative")
+    for name in ("train.warmup", "sampling.min_p"):
+        _require(run, name, lambda v: 0 <= v <= 1, "between 0 and 1")
+    _require(run, "sampling.top_p", lambda v: 0 < v <= 1, "above 0 and at most 1")
+    _require(run, "lora.dropout", lambda v: 0 <= v < 1, "at least 0 and below 1")
+    _require(
+        run,
+        "sampling.group_size",
+        lambda v: v >= 2,
+        "at least 2: an advantage is relative to the group",
+    )
+
+
+def _require(run: RunConfig, name: str, holds, wanted: str) -> None:
+    group, key = name.split(".")
+    section = getattr(run, group)
+    value = None if section is None else getattr(section, key)
+    if value is not None and not holds(value):
+        raise UserError(f"{name} must be {wanted}; given {value}")

@@ -1,0 +1,60 @@
+"""What a person sees while it runs: one live line on a terminal, plain lines elsewhere."""
+
+import time
+from typing import Any
+
+from .errors import require
+
+PLAIN_LINES = 20
+
+
+class Display:
+    """Reward, spread, KL, speed and the time left."""
+
+    def __init__(self, first_step: int, steps: int) -> None:
+        console = require("rich.console", "train", "the progress display")
+        progress = require("rich.progress", "train", "the progress display")
+        self.console = console.Console(highlight=False)
+        self.first_step, self.steps = first_step, steps
+        self.started = time.monotonic()
+        self._live = None
+        if self.console.is_terminal:
+            self._live = progress.Progress(
+                progress.TextColumn("[bold]step {task.completed:.0f}/{task.total:.0f}"),
+                progress.BarColumn(bar_width=20),
+                progress.TextColumn("{task.description}"),
+                progress.TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._bar = self._live.add_task("", total=steps, completed=first_step)
+
+    def __enter__(self) -> "Display":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def step(self, metrics: dict[str, Any]) -> None:
+        """Shows the metrics of a step."""
+        step = metrics["step"]
+        text = (
+            f"reward {metrics['reward']:.3f}  std {metrics['reward_std']:.3f}  "
+            f"kl {metrics['kl']:.4f}  {metrics['tokens_per_s_sample']:,.0f} tok/s"
+        )
+        if self._live is not None:
+            self._live.update(self._bar, completed=step, description=text)
+        elif step % max(1, self.steps // PLAIN_LINES) == 0 or step == self.steps:
+            self.say(f"step {step}/{self.steps}  {text}  {self._time_left(step)} left")
+
+    def _time_left(self, step: int) -> str:
+        done = max(1, step - self.first_step)
+        seconds = (time.monotonic() - self.started) / done * (self.steps - step)
+        minutes, seconds = divmod(round(seconds), 60)
+        return f"{minutes}:{seconds:02d}"

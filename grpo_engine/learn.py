@@ -1,0 +1,101 @@
+"""From a batch to a gradient: scoring without gradient, and the accumulated loss with one."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .forward import completion_logprobs, evaluating
+from .groups import Batch
+from .kernels.options import GRPOOptions
+from .ops import grpo_loss, loss_normalizer
+
+MicroBatches = Sequence[Sequence[int]]  # sample numbers
+
+
+@torch.no_grad()
+def score_logprobs(model: nn.Module, batch: Batch, micros: MicroBatches) -> dict[int, Tensor]:
+    """Log-probs [len] of each sample under `model`, in eval mode, by the route of the loss."""
+    scored: dict[int, Tensor] = {}
+    with evaluating(model):
+        for micro in micros:
+            logp, _ = _logprobs(model, batch, micro)
+            lengths = [len(batch.rollouts[s].completion_ids) for s in micro]
+            scored.update(zip(micro, logp.cpu().split(lengths), strict=True))
+    return scored
+
+
+def accumulate_gradient(
+    model: nn.Module, batch: Batch, micros: MicroBatches, options: GRPOOptions
+) -> dict[str, float]:
+    """Adds the gradient of the whole batch to the parameters; returns its metrics.
+
+    The normaliser is that of the whole batch, so the split into micro-batches changes nothing.
+    """
+    lengths = torch.tensor(batch.lengths())
+    normalizer = float(
+        loss_normalizer(options, batch.in_loss.sum(), (lengths * batch.in_loss).sum())
+    )
+    totals = _Totals()
+    model.train()
+    for micro in micros:
+        logp, entropy = _logprobs(model, batch, micro)
+        out = grpo_loss(
+            logp,
+            _packed(batch.old_logp, micro, logp),
+            _packed(batch.ref_logp, micro, logp),
+            advantages=batch.advantages[micro].to(logp),
+            cu_seqlens=_offsets(lengths[micro], logp.device),
+            options=options,
+            normalizer=normalizer,
+        )
+        if torch.isfinite(out.loss):
+            out.loss.backward()
+        gap = torch.cat([batch.rollouts[s].logp_sampler for s in micro]).to(logp)
+        totals.add(out.loss.detach(), out.metrics, entropy=entropy, logp_gap=(logp.detach() - gap).abs())
+    return totals.metrics()
+
+
+def _logprobs(model: nn.Module, batch: Batch, micro: Sequence[int]) -> tuple[Tensor, Tensor]:
+    rollouts = [batch.rollouts[s] for s in micro]
+    return completion_logprobs(
+        model,
+        [r.prompt_ids for r in rollouts],
+        [r.completion_ids for r in rollouts],
+        [r.params.temperature for r in rollouts],
+    )
+
+
+def _packed(by_sample: dict[int, Tensor], micro: Sequence[int], like: Tensor) -> Tensor | None:
+    return torch.cat([by_sample[s] for s in micro]).to(like.device) if by_sample else None
+
+
+def _offsets(lengths: Tensor, device: torch.device) -> Tensor:
+    zero = torch.zeros(1, dtype=torch.int64)
+    return torch.cat([zero, lengths.cumsum(0)]).to(device, torch.int32)
+
+
+class _Totals:
+    """Sums over the micro-batches; means are over tokens."""
+
+    MEANS = ("kl", "ratio_mean", "clip_low", "clip_high", "clip_region", "advantage_abs")
+
+    def __init__(self) -> None:
+        self.loss = 0.0
+        self.tokens = 0.0
+        self.nonfinite = 0
+        self.sums = dict.fromkeys((*self.MEANS, "entropy", "logp_gap"), 0.0)
+
+    def add(self, loss: Tensor, metrics: dict[str, Tensor], **per_token: Tensor) -> None:
+        tokens = float(metrics["tokens"])
+        self.loss += float(loss)
+        self.tokens += tokens
+        self.nonfinite += int(metrics["nonfinite"])
+        for name in self.MEANS:
+            self.sums[name] += float(metrics[name]) * tokens
+        for name, values in per_token.items():
+            self.sums[name] += float(values.sum())
+
+    def metrics(self) -> dict[str, float]:
+        means = {name: total / max(1.0, self.tokens) for name, total in self.sums.items()}
+        return {"loss": self.loss, **means, "tokens": self.tokens, "nonfinite": self.nonfinite}

@@ -1,0 +1,171 @@
+"""What happened, on disk: config, environment, a line of metrics a step, a row a sample."""
+
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import traceback
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .config import RunConfig
+from .errors import UserError, require
+from .groups import Batch
+
+PACKAGES = "grpo-engine torch transformers peft bitsandbytes safetensors tokenizers numpy".split()
+
+
+class Ledger:
+    """The run folder, apart from its checkpoints."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.checkpoints = out / "checkpoints"
+        self.rollouts = out / "rollouts"
+        self._metrics_path = out / "metrics.jsonl"
+
+    def open_new(self, config: RunConfig, device: torch.device) -> None:
+        """Starts a run; UserError if the folder already holds one."""
+        if self.holds_run():
+            raise UserError(
+                f"{self.out} already holds a run: go on with --resume, or give another --train.out"
+            )
+        for folder in (self.checkpoints, self.rollouts):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._write_header(config, device)
+
+    def reopen(self, config: RunConfig, device: torch.device, step: int) -> None:
+        """Goes on after `step`: forgets what a killed process wrote about later steps."""
+        lines = [json.loads(line) for line in self._whole_lines()]
+        kept = [json.dumps(line) + "\n" for line in lines if line["step"] <= step]
+        _replace(self._metrics_path, "".join(kept))
+        for path in self.rollouts.glob("step-*.parquet"):
+            if int(path.stem.removeprefix("step-")) > step:
+                path.unlink()
+        for path in self.checkpoints.glob(".*.tmp"):
+            shutil.rmtree(path)
+        self._write_header(config, device)
+
+    def holds_run(self) -> bool:
+        """Whether a run has been started here."""
+        return self._metrics_path.exists() or any(self.checkpoints.glob("step-*"))
+
+    def metrics(self, values: dict[str, Any]) -> None:
+        """Appends one line; a number that is not finite is written as null, as JSON wants it."""
+        with self._metrics_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_finite(values)) + "\n")
+
+    def samples(self, step: int, batch: Batch, prompts: list[str], texts: list[str]) -> None:
+        """Writes rollouts/step-000012.parquet, a row a sample; `prompts` and `texts` are [S]."""
+        pyarrow = require("pyarrow", "train", "recording rollouts")
+        parquet = require("pyarrow.parquet", "train", "recording rollouts")
+        table = pyarrow.Table.from_pylist(_sample_rows(step, batch, prompts, texts))
+        target = self.rollouts / f"step-{step:06d}.parquet"
+        temporary = target.with_suffix(".tmp")
+        try:
+            parquet.write_table(table, temporary)
+            temporary.rename(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def traceback(self, error: BaseException) -> Path:
+        """Keeps the traceback for whoever looks for the cause."""
+        path = self.out / "error.txt"
+        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        return path
+
+    def _write_header(self, config: RunConfig, device: torch.device) -> None:
+        yaml = require("yaml", "train", "writing config.yaml")
+        text = yaml.safe_dump(config.to_dict(), sort_keys=False)
+        _replace(self.out / "config.yaml", text)
+        _replace(self.out / "environment.json", json.dumps(environment(device), indent=2) + "\n")
+
+    def _whole_lines(self) -> list[str]:
+        if not self._metrics_path.exists():
+            return []
+        text = self._metrics_path.read_text(encoding="utf-8")
+        return text[: text.rfind("\n") + 1].splitlines()
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, device and commit, so that a result can be traced to what made it."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    return {
+        "packages": {name: _version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(device),
+        "device_name": name or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "commit": _commit(),
+    }
+
+
+def _sample_rows(step: int, batch: Batch, prompts: list[str], texts: list[str]) -> list[dict]:
+    group_of = batch.group_of_sample().tolist()
+    return [
+        {
+            "step": step,
+            "group": group_of[i],
+            "sample": r.sample,
+            "task_row": batch.task_rows[group_of[i]],
+            "prompt": prompts[i],
+            "completion": texts[i],
+            "reward": None if math.isnan(reward := float(batch.rewards[i])) else reward,
+            "components": {name: values[i] for name, values in batch.components.items()},
+            "advantage": float(batch.advantages[i]),
+            "valid": bool(batch.valid[i]),
+            "in_loss": bool(batch.in_loss[i]),
+            "finish_reason": r.finish_reason,
+            "policy_version": r.policy_version,
+            "temperature": r.params.temperature,
+            "top_p": r.params.top_p,
+            "top_k": r.params.top_k,
+            "min_p": r.params.min_p,
+            "repetition_penalty": r.params.repetition_penalty,
+            "seed": r.params.seed,
+            "prompt_ids": r.prompt_ids,
+            "completion_ids": r.completion_ids,
+            "logp_sampler": r.logp_sampler.tolist(),
+            "logp_processed": r.logp_processed.tolist(),
+        }
+        for i, r in enumerate(batch.rollouts)
+    ]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the source tree that this package runs from, if it runs from one."""
+    try:
+        run = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return run.stdout.strip() or None

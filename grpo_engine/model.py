@@ -1,0 +1,260 @@
+"""Loading: any transformers causal LM, quantised if asked, with LoRA and a reference policy."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .config import LoraConfig, ModelConfig
+from .errors import UserError, require
+from .forward import causal_lm, check_head
+
+TRAINED, REFERENCE = "default", "reference"  # names of adapters; peft saves "default" unprefixed
+
+ReferenceScope = Callable[[], AbstractContextManager[nn.Module]]
+
+
+@dataclass
+class Policy:
+    """The model that is trained, with what belongs to it."""
+
+    model: nn.Module
+    """a peft model, or the causal LM itself when all weights train"""
+    tokenizer: Any
+    device: torch.device
+    reference: ReferenceScope | None
+    """within this context the yielded model computes the reference; None: no reference"""
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Parameters that train, by name."""
+        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def save(self, folder: Path) -> None:
+        """The adapter, or the model, and its tokenizer, as safetensors that other tools load."""
+        if is_adapter(self.model):
+            self.model.save_pretrained(
+                str(folder), selected_adapters=[TRAINED], save_embedding_layers=False
+            )
+        else:
+            self.model.save_pretrained(str(folder))
+        self.tokenizer.save_pretrained(str(folder))
+
+
+def load_policy(
+    config: ModelConfig, lora: LoraConfig | None, *, needs_reference: bool, resume: Path | None
+) -> Policy:
+    """Model, tokenizer, LoRA and reference; weights from the folder `resume` where it is given."""
+    device = pick_device(config.device)
+    tokenizer = load_tokenizer(config)
+    all_weights_from = str(resume) if resume is not None and lora is None else config.path
+    base = load_causal_lm(config, all_weights_from, device)
+    check_head(base)
+    model = base if lora is None else _attach_lora(base, config, lora, resume, needs_reference)
+    reference = None
+    if needs_reference:
+        reference = _reference(model, config, lora, device, resumed=resume is not None)
+    return Policy(model, tokenizer, device, reference)
+
+
+def pick_device(name: str) -> torch.device:
+    """The torch device of `auto`, `cpu`, `cuda`, `cuda:1`, ..."""
+    try:
+        if name == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"model.device {name!r} is no torch device") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"model.device is {name}, but torch finds no CUDA device")
+    return device
+
+
+def load_tokenizer(config: ModelConfig) -> Any:
+    """The tokenizer of the model's folder."""
+    transformers = require("transformers", "train", "loading a tokenizer")
+    _check_folder(config.path)
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            config.path, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
+        raise UserError(
+            f"no tokenizer in {config.path}: put the model's tokenizer files beside its config.json"
+            f" ({_first_line(error)})"
+        ) from error
+
+
+def load_causal_lm(config: ModelConfig, path: str, device: torch.device) -> nn.Module:
+    """The causal LM in `path`, on `device`, frozen where it is quantised."""
+    transformers = require("transformers", "train", "loading a model")
+    _check_folder(path)
+    options: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "use_safetensors": True}
+    if config.base != "none":
+        options["quantization_config"] = _quantization(config)
+        options["device_map"] = {"": str(device)}
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, trust_remote_code=config.trust_remote_code, **options
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(f"can't load a causal LM from {path}: {_first_line(error)}") from error
+    return model if config.base != "none" else model.to(device)
+
+
+def is_adapter(model: nn.Module) -> bool:
+    """Whether `model` is a peft model."""
+    return hasattr(model, "peft_config")
+
+
+def load_adapter(model: nn.Module, folder: Path, name: str) -> None:
+    """Loads the adapter weights of `folder` into the adapter `name` of a peft model.
+
+    Raises UserError unless every key lands and every parameter of the adapter gets one: keys that
+    don't match would leave the base model without its adapter and say nothing.
+    """
+    peft = require("peft", "train", "loading an adapter")
+    load_file = require("safetensors.torch", "train", "loading an adapter").load_file
+    state = load_file(_adapter_file(folder))
+    wanted = set(peft.get_peft_model_state_dict(model, adapter_name=name))
+    if missing := sorted(wanted ^ set(state)):
+        raise UserError(
+            f"the adapter in {folder} doesn't fit the model: {len(missing)} keys have no "
+            f"counterpart, {missing[0]} for one; was it made for another model?"
+        )
+    peft.set_peft_model_state_dict(model, state, adapter_name=name)
+
+
+def _check_folder(path: str) -> None:
+    folder = Path(path).expanduser()
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    if not folder.exists():
+        if looks_local:
+            raise UserError(f"no such model folder: {path}")
+        return  # a hub id
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{path} has no config.json: it is no folder of a transformers model")
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{path} holds no *.safetensors: other formats are not loaded; convert it with "
+            "save_pretrained of transformers"
+        )
+
+
+def _quantization(config: ModelConfig) -> Any:
+    require("bitsandbytes", "quant", f"model.base {config.base}")
+    from transformers import BitsAndBytesConfig
+
+    if config.base == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, config.dtype),
+    )
+
+
+def _attach_lora(
+    base: nn.Module,
+    config: ModelConfig,
+    lora: LoraConfig,
+    resume: Path | None,
+    needs_reference: bool,
+) -> nn.Module:
+    peft = require("peft", "train", "LoRA")
+    base.requires_grad_(False)
+    if lora.adapter is None:
+        adapter = peft.LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            target_modules=lora.targets,
+            lora_dropout=lora.dropout,
+            task_type="CAUSAL_LM",
+        )
+    else:
+        _adapter_file(Path(lora.adapter))
+        adapter = peft.PeftConfig.from_pretrained(lora.adapter)
+        adapter.inference_mode = False
+        adapter.lora_dropout = lora.dropout
+    adapter.base_model_name_or_path = config.path
+    try:
+        model = peft.get_peft_model(base, adapter, adapter_name=TRAINED)
+    except ValueError as error:
+        raise UserError(f"lora.targets don't fit the model: {_first_line(error)}") from error
+    if hasattr(causal_lm(model).get_output_embeddings(), "lora_A"):
+        raise UserError("LoRA on the output head is not supported: take it out of lora.targets")
+    if start := resume or (lora.adapter and Path(lora.adapter)):
+        load_adapter(model, start, TRAINED)
+    if lora.adapter is not None and needs_reference and config.reference is None:
+        frozen = copy.deepcopy(adapter)
+        frozen.inference_mode = True
+        model.add_adapter(REFERENCE, frozen)
+        load_adapter(model, Path(lora.adapter), REFERENCE)
+        model.set_adapter(TRAINED)
+    return model
+
+
+def _adapter_file(folder: Path) -> Path:
+    file = folder / "adapter_model.safetensors"
+    if not file.is_file() or not (folder / "adapter_config.json").is_file():
+        raise UserError(
+            f"{folder} is no adapter: it needs adapter_config.json and adapter_model.safetensors"
+        )
+    return file
+
+
+def _reference(
+    model: nn.Module,
+    config: ModelConfig,
+    lora: LoraConfig | None,
+    device: torch.device,
+    *,
+    resumed: bool,
+) -> ReferenceScope:
+    if config.reference is not None:
+        return _frozen(load_causal_lm(config, config.reference, device))
+    if lora is None:
+        if resumed:  # the weights in hand have moved on since
+            return _frozen(load_causal_lm(config, config.path, device))
+        return _frozen(copy.deepcopy(model))
+    return _second_adapter(model) if lora.adapter is not None else _adapter_off(model)
+
+
+def _frozen(model: nn.Module) -> ReferenceScope:
+    model.requires_grad_(False).eval()
+
+    @contextmanager
+    def scope() -> Iterator[nn.Module]:
+        yield model
+
+    return scope
+
+
+def _adapter_off(model: nn.Module) -> ReferenceScope:
+    @contextmanager
+    def scope() -> Iterator[nn.Module]:
+        with model.disable_adapter():
+            yield model
+
+    return scope
+
+
+def _second_adapter(model: nn.Module) -> ReferenceScope:
+    @contextmanager
+    def scope() -> Iterator[nn.Module]:
+        model.set_adapter(REFERENCE, inference_mode=True)
+        try:
+            yield model
+        finally:
+            model.set_adapter(TRAINED)
+
+    return scope
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,110 @@
+"""YAML and `--group.key value` to a RunConfig, by jsonargparse; unknown keys name the nearest."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
+
+from .config import RunConfig
+from .errors import UserError, require
+
+USAGE = "grpo train run.yaml [--resume] [--group.key value ...]"
+
+
+def parse_run(args: Sequence[str]) -> tuple[RunConfig, bool]:
+    """The arguments of `grpo train` -> the config, and whether --resume was given.
+
+    Raises UserError for an unreadable file, an unknown key or a bad value.
+    """
+    parser = _parser()
+    args = list(args)
+    if args and not args[0].startswith("-"):
+        _check_yaml_keys(Path(args[0]))
+        args.insert(0, "--config")
+    _check_argument_names(args)
+    jsonargparse = _jsonargparse()
+    try:
+        namespace = parser.parse_args(args)
+        values = parser.instantiate(namespace)
+    except (jsonargparse.ArgumentError, ValueError, TypeError) as error:
+        raise UserError(_one_line(error)) from error
+    return RunConfig(**{f.name: values[f.name] for f in dataclasses.fields(RunConfig)}), bool(
+        values["resume"]
+    )
+
+
+def load_run(path: Path) -> RunConfig:
+    """The config of a YAML file."""
+    return parse_run([str(path)])[0]
+
+
+def _jsonargparse() -> ModuleType:
+    return require("jsonargparse", "train", "the command line")
+
+
+def _parser() -> Any:
+    jsonargparse = _jsonargparse()
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = jsonargparse.ArgumentParser(
+        prog="grpo train",
+        usage=USAGE,
+        description="Train a causal language model with GRPO.",
+        epilog="Groups that may be null, and lists, explain their keys with --lora.help, "
+        "--rewards.help. The resolved config lies in the run folder.",
+        exit_on_error=False,
+    )
+    parser.add_argument("--config", action="config", help="the run as YAML; may be given first")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest checkpoint of train.out",
+    )
+    parser.add_class_arguments(RunConfig)
+    return parser
+
+
+def _check_yaml_keys(path: Path) -> None:
+    yaml = require("yaml", "train", "reading a config")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"can't read the config {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is no YAML: {_one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold the groups model, data, rewards, ...; see grpo train -h")
+    known = set(_keys(RunConfig))
+    for group, value in content.items():
+        names = [f"{group}.{key}" for key in value] if isinstance(value, dict) else [str(group)]
+        for name in [str(group), *names]:
+            _check_known(name, known, str(path))
+
+
+def _check_argument_names(args: Sequence[str]) -> None:
+    known = {*_keys(RunConfig), "config", "resume", "help", "lora.help", "rewards.help"}
+    for arg in args:
+        if arg.startswith("--"):
+            _check_known(arg[2:].partition("=")[0], known, "the command line")
+
+
+def _check_known(name: str, known: set[str], where: str) -> None:
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    raise UserError(f"unknown key {name} in {where}; the nearest is {near[0]}")
+
+
+def _keys(cls: type, prefix: str = "") -> Iterator[str]:
+    for f in dataclasses.fields(cls):
+        yield prefix + f.name
+        for kind in (f.type, *get_args(f.type)):
+            if dataclasses.is_dataclass(kind) and not str(f.type).startswith("list"):
+                yield from _keys(kind, f"{prefix}{f.name}.")
+
+
+def _one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    given = [line for line in lines if line.startswith("Given value")]
+    return " ".join([line for line in lines if line not in given][:6])

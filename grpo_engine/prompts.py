@@ -1,0 +1,73 @@
+"""Prompts to token ids: chat templates, the rules on BOS, room in the context."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from .data import Messages
+from .errors import UserError
+
+TAIL_TOKENS = 32
+
+
+def to_messages(prompt: str | Messages, as_chat: bool, system: str | None) -> str | Messages:
+    """The prompt as it is sent: wrapped as a user's message if asked, with its system message."""
+    if isinstance(prompt, str):
+        if not as_chat:
+            return prompt
+        prompt = [{"role": "user", "content": prompt}]
+    if system is not None and prompt[0]["role"] != "system":
+        return [{"role": "system", "content": system}, *prompt]
+    return prompt
+
+
+def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
+    """Token ids of a string or of chat messages, with one BOS where the tokenizer has one.
+
+    A chat template writes its own special tokens, so none are added to it; a string that already
+    begins with the BOS text gets no second one. Raises UserError for a doubled BOS.
+    """
+    if isinstance(prompt, str):
+        rendered = tokenizer.bos_token is not None and prompt.startswith(tokenizer.bos_token)
+        ids = tokenizer(prompt, add_special_tokens=not rendered)["input_ids"]
+        eos = tokenizer.eos_token_id
+        if len(ids) > 1 and ids[-1] == eos and not prompt.endswith(tokenizer.eos_token):
+            ids = ids[:-1]  # a tokenizer that ends every text would end the answer before it begins
+    else:
+        if not getattr(tokenizer, "chat_template", None):
+            raise UserError(
+                "the prompts are chat messages, but the tokenizer has no chat template; "
+                "give strings, or a tokenizer with a template"
+            )
+        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    bos = tokenizer.bos_token_id
+    if bos is not None and ids[:2] == [bos, bos]:
+        raise UserError(
+            f"the prompt {str(prompt)[:60]!r} begins with two BOS tokens ({tokenizer.bos_token}); "
+            "remove the one in the text"
+        )
+    return list(ids)
+
+
+def check_room(
+    encoded: Sequence[Sequence[int]], context: int | None, vocab: int, source: str
+) -> None:
+    """Raises UserError for a prompt that is empty, fills the context, or has an unknown id."""
+    for number, ids in enumerate(encoded):
+        if not ids:
+            raise UserError(f"{source} row {number}: the prompt has no tokens")
+        if context is not None and len(ids) >= context:
+            raise UserError(
+                f"{source} row {number}: the prompt has {len(ids)} tokens and the model's context "
+                f"is {context}: no room for one token of an answer; shorten or drop the row"
+            )
+        if not 0 <= min(ids) <= max(ids) < vocab:
+            raise UserError(
+                f"{source} row {number}: token id {max(ids)} is outside the model's {vocab}: "
+                "this tokenizer belongs to another model"
+            )
+
+
+def prompt_tail(tokenizer: Any, prompt_ids: Sequence[int]) -> str:
+    """The end of the prompt as the model saw it, special tokens kept."""
+    return tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special_tokens=False)

@@ -1,0 +1,70 @@
+"""What must hold before a run goes on: the same config, the same data, the same policy."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import UserError
+from .forward import completion_logprobs, evaluating
+
+# Keys that may differ from the stored config: they don't change what a step computes.
+FREE = (
+    "train.steps train.eval_every train.checkpoint_every train.keep_checkpoints train.out "
+    "train.token_budget train.gradient_checkpointing data.eval_path data.eval_limit model.device"
+).split()
+PROBE_TOKENS = 64
+PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # nats, across machines
+
+
+def check_same_config(stored: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raises UserError naming the keys in which a resumed run would differ."""
+    stored, given = _flat(stored), _flat(given)
+    changed = [
+        key
+        for key in sorted(stored.keys() | given.keys())
+        if key not in FREE and stored.get(key) != given.get(key)
+    ]
+    if changed:
+        key = changed[0]
+        raise UserError(
+            f"--resume with another {', '.join(changed)} ({key} was {stored.get(key)!r}, now "
+            f"{given.get(key)!r}); put it back, or start a new run with another train.out"
+        )
+
+
+def check_same_data(stored: str, given: str) -> None:
+    """Raises UserError if the tasks are not those that the run began with."""
+    if stored != given:
+        raise UserError(
+            "the data changed since the checkpoint was written; put it back, or start a new run "
+            "with another train.out"
+        )
+
+
+def probe(model: nn.Module, ids: Sequence[int]) -> list[float]:
+    """Log-probs of a fixed sequence: what a policy must give again after it was loaded."""
+    sequence = [*ids, *ids][:PROBE_TOKENS]
+    with torch.no_grad(), evaluating(model):
+        return completion_logprobs(model, [sequence[:1]], [sequence[1:]], [1.0])[0].tolist()
+
+
+def check_same_policy(stored: list[float], given: list[float], dtype: torch.dtype) -> None:
+    """Raises UserError if the loaded weights don't compute what the saved ones did."""
+    gap = max(abs(a - b) for a, b in zip(stored, given, strict=True))
+    if not gap <= PROBE_TOLERANCE[dtype]:
+        raise UserError(
+            f"the loaded policy differs from the saved one by {gap:.3g} nats on the same tokens; "
+            "is model.path still the model that the run began with?"
+        )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,56 @@
+"""SIGINT and SIGTERM raise Interrupted at once, but never in the middle of a change of state."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from .errors import Interrupted
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """A context in which the stopping signals raise Interrupted, once; later ones are ignored.
+
+    Outside the main thread, where Python can't handle signals, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._pending: int | None = None
+        self._raised = False
+        self._depth = 0
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {s: signal.signal(s, self._handle) for s in STOPPING}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+    @contextmanager
+    def shield(self) -> Iterator[None]:
+        """Holds a signal back until the block has ended."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+        if self._depth == 0 and self._pending is not None:
+            self._raise(self._pending)
+
+    def _handle(self, signum: int, _: FrameType | None) -> None:
+        if self._raised:
+            return
+        if self._depth:
+            self._pending = signum
+        else:
+            self._raise(signum)
+
+    def _raise(self, signum: int) -> None:
+        self._raised, self._pending = True, None
+        raise Interrupted(signum)
