@@ -24,7 +24,8 @@ void check(const Lengths& l, int64_t token_budget) {
     if (l.prompt[g] < 0) reject("prompt_len of group " + std::to_string(g) + " is negative");
   }
   for (int32_t s = 0; s < l.cu_groups[l.groups]; ++s) {
-    if (l.completion[s] < 0) reject("completion_len of sample " + std::to_string(s) + " is negative");
+    if (l.completion[s] < 0)
+      reject("completion_len of sample " + std::to_string(s) + " is negative");
   }
 }
 

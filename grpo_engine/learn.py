@@ -51,8 +51,9 @@ def accumulate_gradient(
         )
         if torch.isfinite(out.loss):
             out.loss.backward()
-        gap = torch.cat([batch.rollouts[s].logp_sampler for s in micro]).to(logp)
-        totals.add(out.loss.detach(), out.metrics, entropy=entropy, logp_gap=(logp.detach() - gap).abs())
+        sampled = torch.cat([batch.rollouts[s].logp_sampler for s in micro]).to(logp)
+        gap = (logp.detach() - sampled).abs()
+        totals.add(out.loss.detach(), out.metrics, entropy=entropy, logp_gap=gap)
     return totals.metrics()
 
 

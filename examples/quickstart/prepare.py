@@ -74,9 +74,7 @@ def cold_start(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> f
 
 
 @torch.no_grad()
-def share_right(
-    model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor
-) -> float:
+def share_right(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> float:
     """Share of rows whose whole answer is the most likely one, token by token."""
     guess = model(input_ids=ids).logits[:, :-1].argmax(-1)
     wrong = (guess != labels[:, 1:]) & (labels[:, 1:] != -100)
