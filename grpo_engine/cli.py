@@ -1,9 +1,11 @@
 """The command line: `grpo train | sample | export`. Errors are one line; exit code 2."""
 
 import argparse
+import logging
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -148,6 +150,8 @@ def _quiet() -> None:
     transformers = require("transformers", "train", "this command")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
 if __name__ == "__main__":

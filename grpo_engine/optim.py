@@ -57,9 +57,10 @@ class Optimizer:
         """Tensors and plain values, keyed `parameter/field`."""
         tensors = {f"{name}/master": master.detach() for name, master in self.masters.items()}
         values: dict[str, Any] = {}
-        state = self.inner.state_dict()["state"]
-        for index, name in enumerate(self.parameters):
-            for key, value in state.get(index, {}).items():
+        # Not by state_dict(), where bitsandbytes folds its state up for FSDP.
+        for name, parameter in self.parameters.items():
+            stepped = self.masters.get(name, parameter)
+            for key, value in self.inner.state.get(stepped, {}).items():
                 target = tensors if isinstance(value, Tensor) else values
                 target[f"{name}/{key}"] = value
         # bitsandbytes shares its quantisation maps; safetensors wants every tensor on its own.
