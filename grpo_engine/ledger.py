@@ -29,17 +29,28 @@ class Ledger:
         self.rollouts = out / "rollouts"
         self._metrics_path = out / "metrics.jsonl"
 
-    def open_new(self, config: RunConfig, device: torch.device) -> None:
-        """Starts a run; UserError if the folder already holds one."""
+    def create(self) -> None:
+        """Makes the folder; UserError if it can't be made or already holds a run."""
         if self.holds_run():
             raise UserError(
                 f"{self.out} already holds a run: go on with --resume, or give another --train.out"
             )
-        for folder in (self.checkpoints, self.rollouts):
-            folder.mkdir(parents=True, exist_ok=True)
-        self._write_header(config, device)
+        try:
+            for folder in (self.checkpoints, self.rollouts):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"can't make the run folder {self.out}: {error.strerror}; give another --train.out"
+            ) from error
 
-    def reopen(self, config: RunConfig, device: torch.device, step: int) -> None:
+    def write_header(self, config: RunConfig, device: torch.device) -> None:
+        """Writes config.yaml and environment.json."""
+        yaml = require("yaml", "train", "writing config.yaml")
+        text = yaml.safe_dump(config.to_dict(), sort_keys=False)
+        _replace(self.out / "config.yaml", text)
+        _replace(self.out / "environment.json", json.dumps(environment(device), indent=2) + "\n")
+
+    def rewind(self, step: int) -> None:
         """Goes on after `step`: forgets what a killed process wrote about later steps."""
         lines = [json.loads(line) for line in self._whole_lines()]
         kept = [json.dumps(line) + "\n" for line in lines if line["step"] <= step]
@@ -49,7 +60,6 @@ class Ledger:
                 path.unlink()
         for path in self.checkpoints.glob(".*.tmp"):
             shutil.rmtree(path)
-        self._write_header(config, device)
 
     def holds_run(self) -> bool:
         """Whether a run has been started here."""
@@ -78,12 +88,6 @@ class Ledger:
         path = self.out / "error.txt"
         path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
         return path
-
-    def _write_header(self, config: RunConfig, device: torch.device) -> None:
-        yaml = require("yaml", "train", "writing config.yaml")
-        text = yaml.safe_dump(config.to_dict(), sort_keys=False)
-        _replace(self.out / "config.yaml", text)
-        _replace(self.out / "environment.json", json.dumps(environment(device), indent=2) + "\n")
 
     def _whole_lines(self) -> list[str]:
         if not self._metrics_path.exists():

@@ -60,7 +60,11 @@ class Trainer:
     def __init__(self, config: RunConfig, *, resume: bool = False) -> None:
         self.config, self.options = config, config.loss
         self.ledger = Ledger(Path(config.train.out))
-        checkpoint = self._newest_checkpoint() if resume else None
+        checkpoint = None
+        if resume:
+            checkpoint = self._newest_checkpoint()
+        else:
+            self.ledger.create()
         _seed_everything(config.train.seed, 0)
         self.policy = load_policy(
             config.model,
@@ -76,10 +80,9 @@ class Trainer:
         self._check_budget()
         self.optimizer = Optimizer(self.policy.trainable(), config.train)
         self.state = State()
-        if checkpoint is None:
-            self.ledger.open_new(config, self.policy.device)
-        else:
+        if checkpoint is not None:
             self._restore(checkpoint)
+        self.ledger.write_header(config, self.policy.device)
         self.signals = StopSignals()
         self.display = Display(self.state.step, config.train.steps)
         self._changing = False  # weights and state disagree: not a moment to save
@@ -277,7 +280,7 @@ class Trainer:
             self.state.batch = batch_from_json(values["state"]["batch"])
         self.collector.sampler.policy_version = values["policy_version"]
         self.optimizer.load(checkpoint.tensors, values["optimizer"])
-        self.ledger.reopen(self.config, self.policy.device, self.state.step)
+        self.ledger.rewind(self.state.step)
 
     def _probe(self) -> list[float]:
         return probe(self.policy.model, self.collector.train.ids[0])

@@ -1,0 +1,339 @@
+"""The run's config: defaults, YAML under arguments, and one line that names what is wrong."""
+
+import ast
+import dataclasses
+import inspect
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from grpo_engine.config import (
+    DataConfig,
+    GroupsConfig,
+    LoraConfig,
+    ModelConfig,
+    RewardConfig,
+    RunConfig,
+    SamplingConfig,
+    TrainConfig,
+)
+from grpo_engine.errors import UserError
+from grpo_engine.kernels.options import GRPOOptions
+from grpo_engine.ledger import Ledger
+from grpo_engine.parsing import load_run, parse_run
+
+MINIMAL = {
+    "model": {"path": "some/model"},
+    "data": {"path": "tasks.jsonl"},
+    "rewards": [{"function": "math"}],
+}
+# Something else than the default in every key.
+EVERYTHING = RunConfig(
+    model=ModelConfig("m", "float32", "4bit", "reference/model", True, "cpu"),
+    data=DataConfig("d.parquet", "question", "gold", "e.jsonl", 5, True, "Be brief."),
+    rewards=[RewardConfig("exact", 0.25), RewardConfig("my.py:shape", -1.0)],
+    lora=LoraConfig(4, 12, ["q_proj", "v_proj"], 0.1, "an/adapter"),
+    sampling=SamplingConfig(3, 0.7, 0.9, 20, 0.05, 1.1, 31, ["\n\n", "null", "42"]),
+    groups=GroupsConfig("drop"),
+    loss=GRPOOptions(
+        *("bnpo", "sequence", 0.1, 0.28, 3.0, 1e-3, "k1", True, "loo", "batch", 1, 1e-6, 0.01),
+        *(None, 1.5, 1.7, 1.0, 1.2, 1.4, 1.6, 31),
+    ),
+    train=TrainConfig(
+        7, 2, 3, 3e-7, "cosine", 0.1, 0.5, "adamw8bit", 0.01, 999, True, 11, 13, 17, 19, "r"
+    ),
+)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Parses the minimal YAML with groups added or replaced, and arguments after it."""
+
+    def parse(*args: str, text: str = "", **groups) -> RunConfig:
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml.safe_dump(MINIMAL | groups) + text)
+        return parse_run([str(path), *args])[0]
+
+    return parse
+
+
+def told(run, *args: str, **groups) -> str:
+    """The one line that a wrong config is answered with."""
+    with pytest.raises(UserError) as caught:
+        run(*args, **groups)
+    message = str(caught.value)
+    assert message and "\n" not in message
+    return message
+
+
+def test_defaults_are_those_of_the_contract(run):
+    config = run()
+    assert (config.model.dtype, config.model.base) == ("bfloat16", "none")
+    assert (config.lora.rank, config.lora.alpha, config.lora.targets) == (16, 32, "all-linear")
+    assert (config.data.prompt_column, config.data.answer_column) == ("prompt", "answer")
+    assert (config.sampling.group_size, config.sampling.temperature) == (8, 1.0)
+    assert config.sampling.max_tokens == 256
+    assert (config.loss.loss_type, config.loss.beta, config.loss.epsilon) == ("grpo", 0.04, 0.2)
+    assert (config.train.max_grad_norm, config.train.warmup) == (1.0, 0.03)
+    assert (config.train.steps, config.train.prompts_per_step) == (200, 8)
+    assert (config.train.num_iterations, config.train.optimizer) == (1, "adamw")
+    assert (config.train.eval_every, config.train.checkpoint_every) == (20, 20)
+
+
+def test_learning_rate_depends_on_what_is_trained(run):
+    assert run().lr == 1e-5
+    assert run(lora=None).lr == 1e-6
+    assert run(lora=None, train={"lr": 0.5}).lr == 0.5
+
+
+def test_arguments_win_over_yaml_which_wins_over_defaults(run):
+    groups = {"train": {"steps": 5, "seed": 3}, "sampling": {"stop": ["a"]}, "loss": {"beta": 0.1}}
+    config = run("--train.steps", "6", "--loss.beta=0", "--sampling.stop", '["b", "c"]', **groups)
+    assert (config.train.steps, config.train.seed, config.train.prompts_per_step) == (6, 3, 8)
+    assert (config.loss.beta, config.sampling.stop) == (0.0, ["b", "c"])
+    rewards = run("--rewards", '[{"function": "exact", "weight": 0.5}]').rewards
+    assert rewards == [RewardConfig("exact", 0.5)]
+
+
+def test_resume_is_a_flag_beside_the_config(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL))
+    assert parse_run([str(path)])[1] is False
+    assert parse_run([str(path), "--resume"])[1] is True
+    assert parse_run(["--config", str(path), "--resume"]) == parse_run([str(path), "--resume"])
+
+
+def test_lora_null_trains_all_weights_and_an_argument_brings_it_back(run):
+    assert run(lora=None).lora is None
+    assert run("--lora", "null").lora is None
+    assert run("--lora.rank", "4").lora == LoraConfig(rank=4)
+    assert run("--lora.rank", "4", lora=None).lora == LoraConfig(rank=4)
+    assert run("--lora.rank", "4", lora={"rank": 2, "alpha": 5}).lora == LoraConfig(4, 5)
+
+
+@pytest.mark.parametrize("written", ["1e-5", "1.0e-5", "0.00001", "1E-5"])
+def test_number_in_any_notation_is_a_number(run, written):
+    # YAML 1.1 takes 1e-5 for a string.
+    assert run(text=f"train: {{lr: {written}}}\n").train.lr == 1e-5
+    assert run("--train.lr", written).train.lr == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("groups", "unknown", "nearest"),
+    [
+        ({"trian": {"steps": 3}}, "trian", "train"),
+        ({"rewrads": []}, "rewrads", "rewards"),
+        ({"train": {"stpes": 3}}, "train.stpes", "train.steps"),
+        ({"lora": {"rnak": 3}}, "lora.rnak", "lora.rank"),
+        ({"loss": {"epsilon_hi": 0.3}}, "loss.epsilon_hi", "loss.epsilon_high"),
+        ({"model": {"path": "m", "dtyp": "float32"}}, "model.dtyp", "model.dtype"),
+        ({"rewards": [{"function": "math", "wieght": 2}]}, "wieght", "weight"),
+    ],
+)
+def test_unknown_key_in_yaml_names_the_nearest(run, groups, unknown, nearest):
+    message = told(run, **groups)
+    assert unknown in message and message.endswith(nearest)
+
+
+@pytest.mark.parametrize(
+    ("argument", "nearest"),
+    [
+        ("--train.stpes", "train.steps"),
+        ("--train.step", "train.steps"),  # argparse would take the abbreviation
+        ("--lora.rnak=3", "lora.rank"),
+        ("--sampling.temprature", "sampling.temperature"),
+        ("--resmue", "resume"),
+    ],
+)
+def test_unknown_argument_names_the_nearest(run, argument, nearest):
+    message = told(run, argument, "3")
+    assert f"unknown key {argument[2:].partition('=')[0]} " in message
+    assert message.endswith(f"nearest is {nearest}")
+
+
+WRONG = {
+    "train.steps": ["many", 2.5, True, 0],
+    "train.lr": ["fast", float("nan")],
+    "train.schedule": ["linear"],
+    "train.gradient_checkpointing": ["sometimes"],
+    "sampling.stop": ["word", [""]],
+    "groups.truncated": ["maybe"],
+    "loss.loss_type": ["ppo", "cispo", "dr_grpo"],
+    "loss.beta": [-0.1, float("nan")],
+    "loss.ddof": [2],
+    "model.dtype": ["int8"],
+    "model.base": ["2bit"],
+    "lora.rank": ["big"],
+}
+
+
+def pairs(values: dict[str, list]) -> list[tuple]:
+    return [(key, value) for key in values for value in values[key]]
+
+
+@pytest.mark.parametrize(("key", "value"), pairs(WRONG))
+def test_wrong_value_in_yaml_names_its_key(run, key, value):
+    group, name = key.split(".")
+    message = told(run, **{group: MINIMAL.get(group, {}) | {name: value}})
+    # The options of the loss are checked by GRPOOptions, which knows its own names only.
+    assert name in message and (group == "loss" or group in message)
+
+
+AT_LEAST_ONE = (
+    "train.steps train.prompts_per_step train.num_iterations train.token_budget train.eval_every "
+    "train.checkpoint_every train.keep_checkpoints sampling.max_tokens lora.rank data.eval_limit"
+).split()
+OUT_OF_RANGE = {
+    **{key: [0] for key in AT_LEAST_ONE},
+    "train.lr": [0.0, -1e-5, float("nan"), float("inf")],
+    "train.warmup": [-0.1, 1.1, float("nan")],
+    "train.max_grad_norm": [0.0],
+    "train.weight_decay": [-0.1],
+    "train.seed": [-1],
+    "sampling.group_size": [1, 0],
+    "sampling.temperature": [0.0, -1.0, float("inf")],
+    "sampling.top_p": [0.0, 1.1],
+    "sampling.top_k": [-1],
+    "sampling.min_p": [-0.1, 1.1],
+    "sampling.repetition_penalty": [0.0],
+    "lora.dropout": [1.0, -0.1],
+    "lora.alpha": [0],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), pairs(OUT_OF_RANGE))
+def test_value_out_of_range_names_its_key_and_itself(key, value):
+    group, name = key.split(".")
+    section = dataclasses.replace(getattr(EVERYTHING, group), **{name: value})
+    with pytest.raises(UserError, match=re.escape(key)) as caught:
+        dataclasses.replace(EVERYTHING, **{group: section})
+    assert f"{value:g}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_wrong_type_inside_lora_says_what_was_expected(run):
+    assert "int" in told(run, lora={"rank": "big"})
+
+
+@pytest.mark.parametrize("weight", ["heavy", float("nan"), float("inf")])
+def test_wrong_weight_of_a_reward_names_its_key(run, weight):
+    message = told(run, rewards=[{"function": "math", "weight": weight}])
+    assert "rewards" in message and "weight" in message
+
+
+@pytest.mark.parametrize("group", ["model", "data", "rewards", "sampling", "loss", "train"])
+@pytest.mark.parametrize("value", [None, 5])
+def test_group_without_keys_is_named(run, group, value):
+    # `train:` with every line below it commented out is null.
+    assert group in told(run, **{group: value})
+
+
+@pytest.mark.parametrize("missing", MINIMAL)
+def test_required_group_that_is_missing_is_named(tmp_path, missing):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in MINIMAL.items() if k != missing}))
+    with pytest.raises(UserError, match=missing):
+        load_run(path)
+
+
+def test_combinations_without_meaning_are_errors(run):
+    assert "rewards is empty" in told(run, rewards=[])
+    for base in ("8bit", "4bit"):
+        message = told(run, model={"path": "m", "base": base}, lora=None)
+        assert f"model.base {base}" in message and "lora" in message
+    assert "delta" in told(run, loss={"loss_type": "sapo", "delta": 2.0})
+
+
+@pytest.mark.parametrize(
+    "content", ["model: {path: ", "- a\n- b\n", "", "just text", b"\xff\xfe\x00"]
+)
+def test_file_that_is_no_config_is_named(tmp_path, content):
+    path = tmp_path / "run.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=r"run\.yaml (is no YAML|must hold)"):
+        load_run(path)
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"can't read the config .*absent\.yaml: No such file"):
+        load_run(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize("args", [["stray"], ["--train.steps"], ["--train.steps", "abc"]])
+def test_stray_or_incomplete_arguments_are_named(run, args):
+    assert args[0].strip("-") in told(run, *args)
+
+
+@pytest.mark.parametrize(
+    "config", [EVERYTHING, dataclasses.replace(EVERYTHING, lora=None, model=ModelConfig("m"))]
+)
+def test_config_survives_its_yaml(tmp_path, config):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
+    assert load_run(path) == config
+
+
+def test_text_that_looks_like_a_number_survives_its_yaml(tmp_path):
+    # PyYAML writes 1e3 without quotes, since YAML 1.1 takes it for text; here it is a number.
+    config = dataclasses.replace(EVERYTHING, sampling=SamplingConfig(stop=["1e3"]))
+    Ledger(tmp_path).open_new(config, torch.device("cpu"))
+    assert load_run(tmp_path / "config.yaml") == config
+
+
+def test_every_key_was_given_another_value_above():
+    # Else the round trip would not see a key that is dropped.
+    for group in ("model", "data", "lora", "sampling", "groups", "loss", "train"):
+        section = getattr(EVERYTHING, group)
+        for field in dataclasses.fields(section):
+            assert getattr(section, field.name) != field.default, f"{group}.{field.name}"
+
+
+def documented(cls: type, prefix: str) -> dict[str, str]:
+    """Keys and descriptions as they stand in the source: a string below each field."""
+    body = ast.parse(inspect.getsource(cls)).body[0].body
+    return {
+        f"{prefix}.{a.target.id}": " ".join(b.value.value.split())
+        for a, b in pairwise(body)
+        if isinstance(a, ast.AnnAssign) and isinstance(b, ast.Expr)
+    }
+
+
+HELP = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "sampling": SamplingConfig,
+    "groups": GroupsConfig,
+    "loss": GRPOOptions,
+    "train": TrainConfig,
+}
+
+
+def assert_explained(text: str, group: str, cls: type) -> None:
+    keys = documented(cls, group)
+    assert list(keys) == [f"{group}.{f.name}" for f in dataclasses.fields(cls)]
+    text = "".join(text.split())  # lines are folded, also at hyphens
+    for key, description in keys.items():
+        assert f"--{key}" in text
+        assert "".join(description.split()) in text
+
+
+def test_help_lists_every_key_with_its_description():
+    command = [sys.executable, "-m", "grpo_engine.cli", "train", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert shown.returncode == 0, shown.stderr
+    for group, cls in HELP.items():
+        assert_explained(shown.stdout, group, cls)
+    assert "--lora.help" in shown.stdout and "--rewards.help" in shown.stdout
+
+
+@pytest.mark.parametrize(("group", "cls"), [("lora", LoraConfig), ("rewards", RewardConfig)])
+def test_group_that_may_be_null_or_many_explains_its_keys(capsys, group, cls):
+    with pytest.raises(SystemExit) as caught:
+        parse_run([f"--{group}.help"])
+    assert caught.value.code == 0
+    assert_explained(capsys.readouterr().out, group, cls)

@@ -1,0 +1,327 @@
+"""The run folder: whole or not at all, nothing after a resumed step, signals between changes."""
+
+import json
+import os
+import platform
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from grpo_engine.checkpoint import (
+    OPTIMIZER,
+    STATE,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    write_folder,
+)
+from grpo_engine.config import DataConfig, GroupsConfig, ModelConfig, RewardConfig, RunConfig
+from grpo_engine.errors import Interrupted, UserError
+from grpo_engine.groups import make_batch
+from grpo_engine.kernels.options import GRPOOptions
+from grpo_engine.ledger import Ledger
+from grpo_engine.parsing import load_run
+from grpo_engine.rewards import Scores
+from grpo_engine.rollout import Rollout, SamplingParams
+from grpo_engine.signals import StopSignals
+
+CPU = torch.device("cpu")
+CONFIG = RunConfig(ModelConfig("m"), DataConfig("d.jsonl"), [RewardConfig("exact")])
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder`, hidden ones too."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def save(root: Path, step: int, keep: int = 9, weights: bytes = b"w") -> Path:
+    def save_weights(folder: Path) -> None:
+        (folder / "adapter").mkdir()
+        (folder / "adapter" / "weights").write_bytes(weights)
+
+    tensors = {"w/exp_avg": torch.tensor([step, 0.1]), "w/code": torch.tensor([255, 0]).byte()}
+    return save_checkpoint(root, step, {"step": step, "x": 0.1}, tensors, save_weights, keep)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError(28, "No space left on device"), OSError),
+        (SafetensorError("I/O error: No space left on device"), OSError),
+        (ValueError("a bug"), ValueError),
+        (Interrupted(15), Interrupted),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("had_one", [True, False])
+def test_writer_that_fails_leaves_nothing_and_keeps_the_old_folder(
+    tmp_path, error, raised, had_one
+):
+    target = tmp_path / "adapter"
+    if had_one:
+        write_folder(target, lambda folder: (folder / "a").write_bytes(b"old"))
+
+    def fails(folder: Path) -> None:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "a").write_bytes(b"half")
+        raise error
+
+    with pytest.raises(raised) as caught:
+        write_folder(target, fails)
+    assert str(caught.value) == str(error)
+    assert tree(tmp_path) == ({"adapter/a": b"old"} if had_one else {})
+    assert [p.name for p in tmp_path.iterdir()] == ["adapter"] * had_one
+
+
+def test_folder_replaces_the_old_one_and_a_killed_attempt(tmp_path):
+    target = tmp_path / "deep" / "adapter"
+    write_folder(target, lambda folder: (folder / "old").write_bytes(b"1"))
+    killed = tmp_path / "deep" / ".adapter.tmp"
+    killed.mkdir()
+    (killed / "half").write_bytes(b"?")
+    write_folder(target, lambda folder: (folder / "new").write_bytes(b"2"))
+    assert tree(tmp_path) == {"deep/adapter/new": b"2"}
+
+
+def test_checkpoint_gives_back_what_was_saved(tmp_path):
+    folder = save(tmp_path, 12)
+    assert folder.name == "step-000012"
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.values == {"step": 12, "x": 0.1}
+    assert checkpoint.tensors["w/exp_avg"].tolist() == torch.tensor([12, 0.1]).tolist()
+    assert checkpoint.tensors["w/code"].dtype == torch.uint8
+    assert checkpoint.tensors["w/code"].tolist() == [255, 0]
+    assert (checkpoint.folder / "adapter" / "weights").read_bytes() == b"w"
+
+
+def test_checkpoint_that_cannot_be_written_costs_none_of_the_old_ones(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    before = tree(tmp_path)
+
+    def full(_: Path) -> None:
+        raise SafetensorError("No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(tmp_path, 3, {}, {}, full, keep=1)
+    assert tree(tmp_path) == before
+
+
+def test_newest_checkpoints_are_kept(tmp_path):
+    for step in (9, 10, 100, 99_999, 100_000):
+        save(tmp_path, step, keep=3)
+    names = ["step-000100", "step-099999", "step-100000"]
+    assert [p.name for p in list_checkpoints(tmp_path)] == names
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
+
+
+def test_checkpoints_of_a_long_run_stay_in_order(tmp_path):
+    for step in (999_999, 1_000_000):
+        save(tmp_path, step, keep=1)
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-1000000"]
+
+
+def test_only_whole_checkpoints_are_listed(tmp_path):
+    assert list_checkpoints(tmp_path / "absent") == []
+    save(tmp_path, 10)
+    killed = tmp_path / ".step-000020.tmp"
+    killed.mkdir()
+    (killed / STATE).write_text("{}")
+    (tmp_path / "step-000030").mkdir()
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-000010"]
+
+
+@pytest.mark.parametrize("name", [STATE, OPTIMIZER])
+@pytest.mark.parametrize("damage", ["cut", "empty", "removed", "zeros"])
+def test_damaged_checkpoint_is_named(tmp_path, name, damage):
+    path = save(tmp_path, 10) / name
+    content = path.read_bytes()
+    path.write_bytes({"cut": content[:-9], "zeros": bytes(len(content))}.get(damage, b""))
+    if damage == "removed":
+        path.unlink()
+    with pytest.raises(UserError, match=r"step-000010 is damaged .*older"):
+        load_checkpoint(tmp_path / "step-000010")
+
+
+def opened(folder: Path) -> Ledger:
+    ledger = Ledger(folder)
+    ledger.open_new(CONFIG, CPU)
+    return ledger
+
+
+def test_reopened_run_forgets_what_came_after_its_step(tmp_path):
+    ledger = opened(tmp_path)
+    for step in range(6):
+        ledger.metrics({"step": step, "reward": 0.1 * step})
+        (ledger.rollouts / f"step-{step:06d}.parquet").write_bytes(b"rows")
+    metrics = tmp_path / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(lines) + '{"step": 6, "rew')  # killed in the middle of a line
+    (ledger.checkpoints / ".step-000006.tmp").mkdir()
+    save(ledger.checkpoints, 3)
+
+    again = Ledger(tmp_path)
+    again.reopen(CONFIG, CPU, step=3)
+    assert metrics.read_text() == "".join(lines[:4])
+    assert sorted(p.name for p in again.rollouts.iterdir()) == [
+        f"step-{step:06d}.parquet" for step in range(4)
+    ]
+    assert [p.name for p in again.checkpoints.iterdir()] == ["step-000003"]
+    again.metrics({"step": 4, "reward": 9.0})
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+
+
+def test_numbers_that_json_does_not_know_are_null(tmp_path):
+    opened(tmp_path).metrics(
+        {"a": float("nan"), "b": float("inf"), "c": 0.5, "t": {"d": -float("inf"), "e": 1}}
+    )
+
+    def unknown(name: str) -> None:
+        pytest.fail(f"{name} is not JSON")
+
+    line = (tmp_path / "metrics.jsonl").read_text()
+    expected = {"a": None, "b": None, "c": 0.5, "t": {"d": None, "e": 1}}
+    assert json.loads(line, parse_constant=unknown) == expected
+
+
+@pytest.mark.parametrize("left", ["metrics", "checkpoint"])
+def test_folder_that_holds_a_run_is_refused(tmp_path, left):
+    ledger = opened(tmp_path)
+    # A run that has not got to its first line may be started anew.
+    ledger.open_new(CONFIG, CPU)
+    if left == "metrics":
+        ledger.metrics({"step": 0})
+    else:
+        save(ledger.checkpoints, 1)
+    before = tree(tmp_path)
+    with pytest.raises(UserError, match=r"already holds a run.*--resume.*--train\.out"):
+        Ledger(tmp_path).open_new(CONFIG, CPU)
+    assert tree(tmp_path) == before
+
+
+def test_config_and_environment_of_a_run_are_recorded(tmp_path):
+    opened(tmp_path)
+    assert load_run(tmp_path / "config.yaml") == CONFIG
+    recorded = json.loads((tmp_path / "environment.json").read_text())
+    assert recorded["packages"]["torch"] == torch.__version__
+    assert set(recorded["packages"]) >= {"grpo-engine", "transformers", "peft", "bitsandbytes"}
+    assert (recorded["python"], recorded["device"]) == (platform.python_version(), "cpu")
+    head = Path(__file__).parents[1] / ".git" / "HEAD"
+    assert (recorded["commit"] is not None) == head.exists()
+
+
+def test_rollouts_hold_a_row_a_sample(tmp_path):
+    params = SamplingParams(temperature=0.7, top_p=0.9, seed=2**63 - 1)
+    rollouts = [
+        Rollout([5, 6], ids, -torch.ones(len(ids)), -torch.ones(len(ids)) / 2, end, 0, i, params, 4)
+        for i, (ids, end) in enumerate([([7, 1], "stop"), ([], "stop"), ([8, 9], "length")])
+    ]
+    scores = Scores([1.0, None, 0.0], {"f.a": [1.0, None, 0.0], "g": [None, None, None]})
+    batch = make_batch([17], [rollouts], scores, GroupsConfig("mask"), GRPOOptions())
+    opened(tmp_path).samples(12, batch, ["p"] * 3, ["x", "", "y"])
+    assert [p.name for p in (tmp_path / "rollouts").iterdir()] == ["step-000012.parquet"]
+    rows = pyarrow.parquet.read_table(tmp_path / "rollouts" / "step-000012.parquet").to_pylist()
+
+    def column(name: str) -> list:
+        return [row[name] for row in rows]
+
+    assert column("reward") == [1.0, None, 0.0]
+    assert column("components") == [{"f.a": x, "g": None} for x in (1.0, None, 0.0)]
+    assert (column("valid"), column("in_loss")) == ([True, False, True], [True, False, False])
+    assert column("advantage") == pytest.approx([0.5 / 0.5001, 0.0, -0.5 / 0.5001])
+    assert (column("task_row"), column("sample"), column("step")) == ([17] * 3, [0, 1, 2], [12] * 3)
+    assert column("completion_ids") == [[7, 1], [], [8, 9]]
+    assert column("logp_sampler") == [[-1.0, -1.0], [], [-1.0, -1.0]]
+    assert column("logp_processed") == [[-0.5, -0.5], [], [-0.5, -0.5]]
+    assert (column("completion"), column("finish_reason")[2]) == (["x", "", "y"], "length")
+    assert (column("seed"), column("policy_version")) == ([2**63 - 1] * 3, [4] * 3)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signal_outside_of_a_shield_is_raised_at_once(signum):
+    reached = False
+    with StopSignals(), pytest.raises(Interrupted) as caught:
+        try:
+            signal.raise_signal(signum)
+            reached = True
+        except Exception:  # a reward function that swallows everything
+            reached = True
+    assert caught.value.signum == signum and not reached
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signal_inside_of_shields_is_raised_after_the_outermost(signum):
+    done = []
+    with StopSignals() as signals, pytest.raises(Interrupted) as caught:
+        with signals.shield():
+            with signals.shield():
+                os.kill(os.getpid(), signum)
+                done.append("inner")
+            done.append("outer")
+        done.append("after")
+    assert (done, caught.value.signum) == (["inner", "outer"], signum)
+
+
+@pytest.mark.parametrize("shielded", [True, False])
+def test_signals_after_the_first_are_ignored(shielded):
+    # Someone who presses Ctrl-C twice must not lose the checkpoint that the first one asked for.
+    saved = False
+    with StopSignals() as signals, pytest.raises(Interrupted):
+        try:
+            with signals.shield():
+                signal.raise_signal(signal.SIGTERM)
+                if shielded:
+                    signal.raise_signal(signal.SIGTERM)
+        finally:
+            with signals.shield():
+                signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            saved = True
+    assert saved
+
+
+def test_error_inside_of_a_shield_is_not_hidden_by_a_signal():
+    with StopSignals() as signals:
+        with pytest.raises(OSError, match="disk full"), signals.shield():
+            signal.raise_signal(signal.SIGTERM)
+            raise OSError("disk full")
+        # The signal is kept for the next chance to stop.
+        with pytest.raises(Interrupted), signals.shield():
+            pass
+
+
+def test_handlers_of_before_are_restored():
+    def mine(*_: object) -> None:
+        pass
+
+    outer = signal.signal(signal.SIGTERM, mine)
+    try:
+        before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+        with pytest.raises(Interrupted), StopSignals():
+            assert signal.getsignal(signal.SIGTERM) is not mine
+            signal.raise_signal(signal.SIGINT)
+        assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+    finally:
+        signal.signal(signal.SIGTERM, outer)
+
+
+def test_other_threads_leave_the_handlers_alone():
+    def work() -> object:
+        with StopSignals() as signals, signals.shield():
+            return signal.getsignal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(work).result() == before
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -1,0 +1,282 @@
+"""Reward functions: TRL's form, components, None against 0, and what a wrong one is told."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from grpo_engine.config import RewardConfig
+from grpo_engine.data import Task
+from grpo_engine.errors import UserError
+from grpo_engine.rewards import Reward, exact, load_rewards, score
+from grpo_engine.rewards import math as math_reward
+
+NAN, INF = math.nan, math.inf
+ARGUMENTS = {
+    "prompts": ["p0", "p1", "p2", "p3"],
+    "completions": ["a", "bb", "ccc", "dddd"],
+    "completion_ids": [[1], [2, 2], [3, 3, 3], [4, 4, 4, 4]],
+    "finish_reasons": ["stop", "stop", "length", "stop"],
+    "raw_completions": ["a<eos>", "bb<eos>", "ccc", "dddd<eos>"],
+    "prompt_tail": ["t0", "t1", "t2", "t3"],
+    "step": 12,
+}
+COLUMNS = {"answer": [1, 2, 3, 4], "level": ["x", "y", "z", None]}
+CORE = {name: ARGUMENTS[name] for name in ("prompts", "completions", "completion_ids")}
+
+
+def run(*functions, weights=(1.0, 1.0, 1.0), arguments=ARGUMENTS, columns=COLUMNS):
+    rewards = [Reward(f"r{i}", f, weights[i]) for i, f in enumerate(functions)]
+    return score(rewards, arguments, columns)
+
+
+def gives(*values):
+    """A reward function that returns `values` whatever it gets."""
+    return lambda **_: list(values)
+
+
+def load(function: str, tasks=(), answer_column="answer") -> Reward:
+    return load_rewards([RewardConfig(function)], answer_column, tasks)[0]
+
+
+def test_trl_form_gets_the_core_arguments_and_every_column():
+    def seen(prompts, completions, completion_ids, **columns):
+        seen.got = {"prompts": prompts, "completions": completions, **columns}
+        seen.ids = completion_ids
+        return [float(len(c)) for c in completions]
+
+    assert run(seen).total == [1.0, 2.0, 3.0, 4.0]
+    assert seen.got == {**{n: CORE[n] for n in ("prompts", "completions")}, **COLUMNS}
+    assert seen.ids == CORE["completion_ids"]
+
+
+def test_extras_are_passed_only_when_named():
+    def plain(**everything):
+        plain.got = everything
+        return [0.0] * 4
+
+    def naming(finish_reasons, raw_completions, prompt_tail, step, **rest):
+        naming.got = (finish_reasons, raw_completions, prompt_tail, step, rest)
+        return [0.0] * 4
+
+    run(plain, naming)
+    assert plain.got == CORE | COLUMNS
+    extras = [ARGUMENTS[n] for n in ("finish_reasons", "raw_completions", "prompt_tail", "step")]
+    assert naming.got == (*extras, CORE | COLUMNS)
+
+
+def test_function_without_kwargs_gets_only_what_it_names():
+    def named(completions, level, step, unused="default"):
+        named.got = (completions, level, step, unused)
+        return [0.0] * 4
+
+    run(named)
+    assert named.got == (ARGUMENTS["completions"], COLUMNS["level"], 12, "default")
+
+
+def test_argument_that_is_no_column_is_an_error_that_names_it():
+    with pytest.raises(UserError, match=r"the reward r0 raised TypeError.*'gold'"):
+        run(lambda completions, gold: [0.0] * 4)
+
+
+def test_total_is_the_weighted_sum_and_components_are_kept_unweighted():
+    parts = gives(
+        {"form": 1, "value": 0.5}, {"form": 0, "value": 2}, {"form": 1.0}, {"value": None}
+    )
+    scores = run(parts, gives(1, 2, 3, 4), weights=(2.0, -0.5))
+    # 2 * (form + value) - 0.5 * r1, where a part that isn't there adds nothing.
+    assert scores.total == [2.5, 3.0, 0.5, -2.0]
+    assert scores.components == {
+        "r0.form": [1.0, 0.0, 1.0, None],
+        "r0.value": [0.5, 2.0, None, None],
+        "r1": [1.0, 2.0, 3.0, 4.0],
+    }
+
+
+def test_none_is_not_zero():
+    # Fault 6.
+    scores = run(gives(1, None, 1, 0))
+    assert scores.total == [1.0, None, 1.0, 0.0]
+    assert scores.components == {"r0": [1.0, None, 1.0, 0.0]}
+
+
+def test_sample_has_a_reward_if_any_function_gives_one():
+    scores = run(gives(1, None, None, 0), gives(0.5, 0.25, None, None))
+    assert scores.total == [1.5, 0.25, None, 0.0]
+    assert scores.components["r1"] == [0.5, 0.25, None, None]
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF, np.float32("nan"), {"ok": 1.0, "bad": NAN}])
+def test_reward_that_is_not_finite_makes_its_own_sample_invalid(bad):
+    # Also where another function has a number for it: the sum would be a lie.
+    scores = run(gives(1, bad, 0, 0.5), gives(1, 1, 1, 1))
+    assert scores.total == [2.0, None, 1.0, 1.5]
+
+
+def test_number_beyond_float_makes_its_own_sample_invalid():
+    # What a function that evaluates a model's "9**9**3" can return.
+    assert run(gives(1, 10**400, 0, 0.5)).total == [1.0, None, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("values", [[None] * 4, [NAN] * 4, [None, NAN, INF, {}]])
+def test_step_without_any_reward_is_an_error_that_names_the_functions(values):
+    with pytest.raises(UserError, match="no sample of this step has a reward: r0, r1 "):
+        run(gives(*values), gives(*[None] * 4))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(1, 0, 1, 0), np.array([1, 0, 1, 0]), torch.tensor([1.0, 0, 1, 0]), [True, 0, "1", 0]],
+)
+def test_any_sequence_of_numbers_will_do(values):
+    assert run(lambda **_: values).total == [1.0, 0.0, 1.0, 0.0]
+
+
+WRONG_RETURNS = {
+    "nothing": None,
+    "number": 1.0,
+    "text": "1101",
+    "dict": {"form": 1},
+    "too few": [1.0] * 3,
+    "too many": [1.0] * 5,
+    "empty": [],
+    "generator": (1.0 for _ in range(4)),
+    "set": {0.0, 1.0, 2.0, 3.0},  # as long as it should be, but in no order
+    "scalar tensor": torch.tensor(1.0),
+    "list with a word": [1, "good", 0, 0],
+    "list with a list": [1, [1, 2], 0, 0],
+    "nested components": [1, {"form": {"nested": 1}}, 0, 0],
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_RETURNS)
+def test_wrong_return_is_an_error_that_names_the_function(kind):
+    with pytest.raises(UserError, match="the reward r1 returned"):
+        run(gives(1, 1, 1, 1), lambda **_: WRONG_RETURNS[kind])
+
+
+def test_function_that_raises_is_named_with_its_error():
+    def fails(**_):
+        return {}["gold"]
+
+    with pytest.raises(UserError, match="the reward r0 raised KeyError: 'gold'"):
+        run(fails)
+
+
+def test_function_of_a_file_keeps_its_name_and_weight(tmp_path):
+    (tmp_path / "my.py").write_text("def shape(completions, **_):\n    return [0.5, 1, 1.5, 2]\n")
+    (loaded,) = load_rewards([RewardConfig(f"{tmp_path}/my.py:shape", weight=0.5)], "answer", [])
+    assert (loaded.name, loaded.weight) == ("shape", 0.5)
+    scores = score([loaded], ARGUMENTS, COLUMNS)
+    assert scores.total == [0.25, 0.5, 0.75, 1.0]
+    assert scores.components == {"shape": [0.5, 1.0, 1.5, 2.0]}
+
+
+def test_file_may_define_a_dataclass_under_postponed_annotations(tmp_path):
+    # dataclasses looks its module up in sys.modules.
+    (tmp_path / "my.py").write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class Rule:\n"
+        "    value: float = 0.5\n"
+        "def f(completions, **_):\n"
+        "    return [Rule().value] * len(completions)\n"
+    )
+    assert score([load(f"{tmp_path}/my.py:f")], ARGUMENTS, COLUMNS).total == [0.5] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("my.py", None, "no such reward file: {folder}/my.py"),
+        ("my.py", "def g(**_): return []", "{folder}/my.py has no function f"),
+        ("my.py", "f = 3", "{folder}/my.py has no function f"),
+        ("my.py", "import absent_module", "my.py raised ModuleNotFoundError: .*absent_module"),
+        ("my.py", "def f(:", "my.py raised SyntaxError"),
+        ("my.txt", "def f(**_): return []", "{folder}/my.txt is no Python file"),
+    ],
+)
+def test_file_that_cannot_be_used_says_why(tmp_path: Path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message.format(folder=re.escape(str(tmp_path)))):
+        load(f"{tmp_path / name}:f")
+
+
+def test_two_rewards_of_one_name_are_an_error(tmp_path):
+    (tmp_path / "my.py").write_text("def exact(**_): return []")
+    configs = [RewardConfig("exact"), RewardConfig(f"{tmp_path}/my.py:exact")]
+    with pytest.raises(UserError, match="two rewards are called exact"):
+        load_rewards(configs, "answer", [])
+
+
+def test_unknown_builtin_names_those_there_are():
+    with pytest.raises(UserError, match="no built-in reward 'maths'; there are exact, math"):
+        load("maths")
+
+
+@pytest.mark.parametrize("function", ["exact", "math"])
+def test_row_without_an_answer_is_an_error_that_names_row_and_column(function):
+    tasks = [Task(0, "p", {"gold": "1"}), Task(5, "p", {"gold": None})]
+    with pytest.raises(UserError, match=f"reward {function} .*'gold', which row 5 .*lacks"):
+        load(function, tasks, "gold")
+    with pytest.raises(UserError, match="'answer', which row 0 "):
+        load(function, tasks)
+
+
+def test_exact_compares_the_answer_column_as_text():
+    reward = load("exact", [Task(0, "p", {"gold": 1})], "gold")
+    arguments = ARGUMENTS | {"completions": ["42", " 42\n", "042", "The answer is 42"]}
+    assert run(reward.function, arguments=arguments, columns={"gold": [42] * 4}).total == [
+        1,
+        1,
+        0,
+        0,
+    ]
+
+
+MATH_CASES = [
+    ("42", "42", 1.0),
+    ("the answer is 42", "42", 1.0),
+    ("So we get \\boxed{42}", "42", 1.0),
+    ("6 * 7 = 42.", 42, 1.0),
+    ("\\boxed{\\frac{1}{2}}", "1/2", 1.0),
+    ("0.5", "1/2", 1.0),
+    ("It is $\\frac{2}{4}$.", "0.5", 1.0),
+    ("1,234", "1234", 1.0),
+    ("72", "Natalia sold 48 + 24 = 72 clips.\n#### 72", 1.0),
+    ("24", "Natalia sold 48 + 24 = 72 clips.\n#### 72", 0.0),
+    ("the answer is 41. Wait, the answer is 42", "42", 1.0),
+    ("the answer is 42. Wait, the answer is 41", "42", 0.0),
+    ("43", "42", 0.0),
+    ("-42", "42", 0.0),
+    ("1/3", "1/2", 0.0),
+    ("no idea", "42", 0.0),
+    ("", "42", 0.0),
+    ("42", "no number", None),
+    ("42", "", None),
+    ("42", "The sum is 42 ####", None),
+]
+
+
+@pytest.mark.parametrize(("completion", "gold", "reward"), MATH_CASES)
+def test_math_compares_values_not_spellings(completion, gold, reward):
+    assert math_reward([completion], [gold]) == [reward]
+
+
+def test_builtins_take_chat_completions_and_whole_batches():
+    texts = ["42", "the answer is 42", "41", "forty"]
+    chats = [[{"role": "assistant", "content": text}] for text in texts]
+    assert exact(chats, [42] * 4) == [1.0, 0.0, 0.0, 0.0]
+    assert math_reward(chats, [42] * 4) == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_unreadable_gold_leaves_only_its_own_samples_out():
+    reward = load("math", [Task(0, "p", {"answer": "42"})])
+    arguments = ARGUMENTS | {"completions": ["42", "42", "41", "42"]}
+    columns = {"answer": ["42", "??", "42", "??"]}
+    assert run(reward.function, arguments=arguments, columns=columns).total == [1, None, 0, None]
