@@ -55,7 +55,8 @@ def save_checkpoint(
 
 def list_checkpoints(root: Path) -> list[Path]:
     """The checkpoints below `root`, oldest first."""
-    return sorted(p for p in root.glob("step-*") if (p / STATE).is_file())
+    found = [p for p in root.glob("step-*") if (p / STATE).is_file()]
+    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -89,9 +90,13 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> None:
         if isinstance(error, safetensors.SafetensorError):
             raise OSError(f"{error}") from error
         raise
-    if target.exists():
-        shutil.rmtree(target)
-    temporary.rename(target)
+    if not target.exists():
+        temporary.rename(target)
+    else:
+        old = target.parent / f".{target.name}.old.tmp"
+        target.rename(old)
+        temporary.rename(target)
+        shutil.rmtree(old)
     _sync(target.parent)
 
 

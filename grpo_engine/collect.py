@@ -9,7 +9,7 @@ import numpy as np
 from .clock import Clock
 from .config import RunConfig
 from .data import TaskStream, fingerprint, load_tasks
-from .forward import context_length
+from .forward import context_length, head_of
 from .groups import Batch, make_batch
 from .ledger import Ledger
 from .model import Policy
@@ -27,7 +27,7 @@ class TaskSet:
         data = config.data
         self.prompts = [to_messages(t.prompt, data.as_chat, data.system) for t in self.tasks]
         self.ids = [encode_prompt(policy.tokenizer, prompt) for prompt in self.prompts]
-        vocab = policy.model.get_input_embeddings().num_embeddings
+        vocab = len(head_of(policy.model).weight)
         check_room(self.ids, context_length(policy.model), vocab, path)
         self.column_names = sorted({name for task in self.tasks for name in task.columns})
 

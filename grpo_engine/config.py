@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Literal
 
 from .errors import UserError
@@ -161,6 +162,14 @@ class RunConfig:
         _check_numbers(self)
         if not self.rewards:
             raise UserError("rewards is empty: name one, as in rewards: [{function: math}]")
+        for reward in self.rewards:
+            if not isfinite(reward.weight):
+                raise UserError(
+                    f"rewards: the weight of {reward.function} must be finite; "
+                    f"given {reward.weight}"
+                )
+        if not all(self.sampling.stop):
+            raise UserError("sampling.stop holds an empty string, which would end every answer")
         if self.model.base != "none" and self.lora is None:
             raise UserError(
                 f"model.base {self.model.base} can't train all weights: give lora, or base: none"
@@ -193,7 +202,7 @@ def _check_numbers(run: RunConfig) -> None:
         _require(run, name, lambda v: v >= 1, "at least 1")
     for name in ("train.lr", "train.max_grad_norm", "sampling.repetition_penalty", "lora.alpha"):
         _require(run, name, lambda v: 0 < v < float("inf"), "finite and above 0")
-    for name in ("sampling.temperature", "train.weight_decay", "sampling.top_k"):
+    for name in ("sampling.temperature", "train.weight_decay", "sampling.top_k", "train.seed"):
         _require(run, name, lambda v: 0 <= v < float("inf"), "finite and not negative")
     for name in ("train.warmup", "sampling.min_p"):
         _require(run, name, lambda v: 0 <= v <= 1, "between 0 and 1")

@@ -109,8 +109,8 @@ def _dataset_folder_rows(source: Path) -> Iterator[dict]:
     datasets = require("datasets", "tasks", "reading a folder saved by `datasets`")
     try:
         dataset = datasets.load_from_disk(str(source))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{source} is no folder saved by `datasets`: {error}") from error
+    except Exception as error:  # an empty data set is an IndexError in there
+        raise UserError(f"{source} is no folder with rows saved by `datasets`: {error}") from error
     if isinstance(dataset, datasets.DatasetDict):
         names = ", ".join(f"{source}/{split}" for split in dataset)
         raise UserError(f"{source} holds several splits; give the path of one: {names}")

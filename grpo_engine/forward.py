@@ -31,6 +31,12 @@ def head_of(model: nn.Module) -> Head:
     """The head of a causal LM, its softcap and scale read from the config."""
     causal = causal_lm(model)
     module, config = causal.get_output_embeddings(), causal.config.get_text_config()
+    if module is None:
+        raise UserError(f"{type(causal).__name__} has no output head")
+    if hasattr(module, "lora_A"):
+        raise UserError(
+            "LoRA on the output head (lm_head) is not supported: take it out of lora.targets"
+        )
     scale = getattr(config, "logit_scale", None) or 1.0  # Cohere
     scale /= getattr(config, "logits_scaling", None) or 1.0  # Granite
     softcap = getattr(config, "final_logit_softcapping", None)  # Gemma
@@ -42,19 +48,30 @@ def context_length(model: nn.Module) -> int | None:
     return getattr(causal_lm(model).config.get_text_config(), "max_position_embeddings", None)
 
 
+def check_model(model: nn.Module) -> None:
+    """Raises UserError for a model that can't be served: the message says which part of it."""
+    causal = causal_lm(model)
+    config = causal.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or []
+    if not hasattr(config, "num_attention_heads") or any("attention" not in k for k in kinds):
+        raise UserError(f"{type(causal).__name__} has layers without attention: not supported")
+    if any("linear" in kind for kind in kinds):
+        raise UserError(f"{type(causal).__name__} has linear-attention layers: not supported")
+    check_head(model)
+
+
 @torch.no_grad()
 def check_head(model: nn.Module) -> None:
     """Raises UserError for a model whose logits are not its head applied to its hidden states."""
-    causal = causal_lm(model)
-    if causal.get_output_embeddings() is None:
-        raise UserError(f"{type(causal).__name__} has no output head")
-    ids = torch.arange(1, 9, device=head_of(causal).weight.device)[None]
-    ids = ids % causal.get_input_embeddings().num_embeddings
+    causal, head = causal_lm(model), head_of(model)
+    count = min(8, context_length(model) or 8)
+    ids = torch.arange(1, count + 1, device=head.weight.device)[None] % len(head.weight)
     with evaluating(causal):
-        head = head_of(causal)
         hidden = decoder_hidden(causal, input_ids=ids)
         own = head_logits(hidden[0], head.weight, head.bias, head.softcap, head.logit_scale)
         theirs = causal(input_ids=ids, use_cache=False).logits[0].float()
+    if not torch.isfinite(theirs).all():
+        raise UserError(f"the logits of {type(causal).__name__} are not finite: damaged weights?")
     if not torch.allclose(own, theirs, rtol=2e-2, atol=2e-2 * float(theirs.std())):
         raise UserError(
             f"{type(causal).__name__} computes its logits in a way that is not known here "

@@ -50,11 +50,10 @@ class Batch:
 
     def reward_std(self) -> float:
         """Mean over the groups of the standard deviation within a group."""
-        stds = [
-            group[ok].std(correction=0)
-            for group, ok in zip(self._split(self.rewards), self._split(self.valid), strict=True)
-            if ok.any()
-        ]
+        groups = zip(self._split(self.rewards), self._split(self.valid), strict=True)
+        valid = [group[ok].double() for group, ok in groups if ok.any()]
+        # Less the first: equal rewards must give 0, whatever the mean rounds to.
+        stds = [(group - group[0]).std(correction=0) for group in valid]
         return float(torch.stack(stds).mean()) if stds else 0.0
 
     def _split(self, x: Tensor) -> tuple[Tensor, ...]:

@@ -16,6 +16,7 @@ import torch
 from .config import RunConfig
 from .errors import UserError, require
 from .groups import Batch
+from .parsing import dump_config
 
 PACKAGES = "grpo-engine torch transformers peft bitsandbytes safetensors tokenizers numpy".split()
 
@@ -45,9 +46,7 @@ class Ledger:
 
     def write_header(self, config: RunConfig, device: torch.device) -> None:
         """Writes config.yaml and environment.json."""
-        yaml = require("yaml", "train", "writing config.yaml")
-        text = yaml.safe_dump(config.to_dict(), sort_keys=False)
-        _replace(self.out / "config.yaml", text)
+        _replace(self.out / "config.yaml", dump_config(config))
         _replace(self.out / "environment.json", json.dumps(environment(device), indent=2) + "\n")
 
     def rewind(self, step: int) -> None:
@@ -68,7 +67,7 @@ class Ledger:
     def metrics(self, values: dict[str, Any]) -> None:
         """Appends one line; a number that is not finite is written as null, as JSON wants it."""
         with self._metrics_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_finite(values)) + "\n")
+            file.write(json.dumps(_finite(values), allow_nan=False) + "\n")
 
     def samples(self, step: int, batch: Batch, prompts: list[str], texts: list[str]) -> None:
         """Writes rollouts/step-000012.parquet, a row a sample; `prompts` and `texts` are [S]."""

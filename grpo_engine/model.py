@@ -12,7 +12,7 @@ from torch import nn
 
 from .config import LoraConfig, ModelConfig
 from .errors import UserError, require
-from .forward import causal_lm, check_head
+from .forward import check_model, head_of
 
 TRAINED, REFERENCE = "default", "reference"  # names of adapters; peft saves "default" unprefixed
 
@@ -53,7 +53,7 @@ def load_policy(
     tokenizer = load_tokenizer(config)
     all_weights_from = str(resume) if resume is not None and lora is None else config.path
     base = load_causal_lm(config, all_weights_from, device)
-    check_head(base)
+    check_model(base)
     model = base if lora is None else _attach_lora(base, config, lora, resume, needs_reference)
     reference = None
     if needs_reference:
@@ -77,12 +77,12 @@ def pick_device(name: str) -> torch.device:
 def load_tokenizer(config: ModelConfig) -> Any:
     """The tokenizer of the model's folder."""
     transformers = require("transformers", "train", "loading a tokenizer")
-    _check_folder(config.path)
+    source = _checked_source(config.path)
     try:
         return transformers.AutoTokenizer.from_pretrained(
-            config.path, trust_remote_code=config.trust_remote_code
+            source, trust_remote_code=config.trust_remote_code
         )
-    except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
+    except Exception as error:  # of any type, by what is missing or damaged
         raise UserError(
             f"no tokenizer in {config.path}: put the model's tokenizer files beside its config.json"
             f" ({_first_line(error)})"
@@ -90,19 +90,29 @@ def load_tokenizer(config: ModelConfig) -> Any:
 
 
 def load_causal_lm(config: ModelConfig, path: str, device: torch.device) -> nn.Module:
-    """The causal LM in `path`, on `device`, frozen where it is quantised."""
+    """The causal LM in `path`, on `device`, quantised if the config says so.
+
+    Raises UserError if it can't be loaded whole: a weight that is missing is not made up.
+    """
     transformers = require("transformers", "train", "loading a model")
-    _check_folder(path)
+    source = _checked_source(path)
     options: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "use_safetensors": True}
     if config.base != "none":
         options["quantization_config"] = _quantization(config)
         options["device_map"] = {"": str(device)}
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            path, trust_remote_code=config.trust_remote_code, **options
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            source,
+            trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
+            **options,
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # of any type, by what is missing or damaged
         raise UserError(f"can't load a causal LM from {path}: {_first_line(error)}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(f"{path} lacks {len(missing)} weights of its model, {missing[0]} for one")
+    if config.base == "4bit" and device.type == "cpu":
+        _keep_4bit_layout(model)
     return model if config.base != "none" else model.to(device)
 
 
@@ -126,16 +136,22 @@ def load_adapter(model: nn.Module, folder: Path, name: str) -> None:
             f"the adapter in {folder} doesn't fit the model: {len(missing)} keys have no "
             f"counterpart, {missing[0]} for one; was it made for another model?"
         )
-    peft.set_peft_model_state_dict(model, state, adapter_name=name)
+    try:
+        peft.set_peft_model_state_dict(model, state, adapter_name=name)
+    except RuntimeError as error:  # the sizes differ
+        raise UserError(
+            f"the adapter in {folder} doesn't fit the model: {_first_line(error)}"
+        ) from error
 
 
-def _check_folder(path: str) -> None:
+def _checked_source(path: str) -> str:
+    """The folder, its ~ expanded and its files looked at, or the hub id as it is."""
     folder = Path(path).expanduser()
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if not folder.exists():
         if looks_local:
             raise UserError(f"no such model folder: {path}")
-        return  # a hub id
+        return path
     if not (folder / "config.json").is_file():
         raise UserError(f"{path} has no config.json: it is no folder of a transformers model")
     if not any(folder.glob("*.safetensors")):
@@ -143,6 +159,18 @@ def _check_folder(path: str) -> None:
             f"{path} holds no *.safetensors: other formats are not loaded; convert it with "
             "save_pretrained of transformers"
         )
+    return str(folder)
+
+
+def _keep_4bit_layout(model: nn.Module) -> None:
+    """Stops bitsandbytes from repacking 4-bit weights in eval mode on some CPUs.
+
+    Its backward reads repacked weights as if they were not, so that a model which has sampled
+    would get wrong gradients (bitsandbytes 0.50).
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _quantization(config: ModelConfig) -> Any:
@@ -169,6 +197,7 @@ def _attach_lora(
     peft = require("peft", "train", "LoRA")
     base.requires_grad_(False)
     if lora.adapter is None:
+        _check_targets(base, lora.targets)
         adapter = peft.LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,
@@ -186,8 +215,7 @@ def _attach_lora(
         model = peft.get_peft_model(base, adapter, adapter_name=TRAINED)
     except ValueError as error:
         raise UserError(f"lora.targets don't fit the model: {_first_line(error)}") from error
-    if hasattr(causal_lm(model).get_output_embeddings(), "lora_A"):
-        raise UserError("LoRA on the output head is not supported: take it out of lora.targets")
+    head_of(model)  # refuses an adapter on the head
     if start := resume or (lora.adapter and Path(lora.adapter)):
         load_adapter(model, start, TRAINED)
     if lora.adapter is not None and needs_reference and config.reference is None:
@@ -197,6 +225,14 @@ def _attach_lora(
         load_adapter(model, Path(lora.adapter), REFERENCE)
         model.set_adapter(TRAINED)
     return model
+
+
+def _check_targets(base: nn.Module, targets: str | list[str]) -> None:
+    """Raises UserError for a name in a list of targets that no module has."""
+    names = [name for name, _ in base.named_modules()]
+    for target in targets if isinstance(targets, list) else []:
+        if not any(f".{name}".endswith(f".{target}") for name in names):
+            raise UserError(f"lora.targets: the model has no module {target}")
 
 
 def _adapter_file(folder: Path) -> Path:

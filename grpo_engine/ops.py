@@ -59,6 +59,8 @@ def token_logprob(
     Raises ValueError that names the argument. Reference: kernels/reference.py::token_logprob.
     """
     _check_impl(impl)
+    for name, x in (("hidden", hidden), ("weight", weight), ("targets", targets)):
+        _tensor(name, x)
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(
             "hidden must be [N, D] and weight [V, D]; "
@@ -78,6 +80,10 @@ def token_logprob(
         _same_shape("temperature", temperature, targets.shape)
     elif not temperature > 0:
         raise ValueError(f"temperature must be > 0; given {temperature}")
+    if bias is not None:
+        _same_shape("bias", _tensor("bias", bias), weight.shape[:1])
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap must be > 0; given {softcap}")
     return reference.token_logprob(hidden, weight, targets, bias, temperature, softcap, logit_scale)
 
 
@@ -118,6 +124,8 @@ def grpo_loss(
     if options.beta > 0 and ref_logp is None:
         raise ValueError(f"ref_logp must be given when beta > 0; beta is {options.beta}")
     rewards, advantages = _check_credit(rewards, cu_groups, advantages, logp, n_samples, options)
+    if isinstance(normalizer, Tensor) and normalizer.numel() != 1:
+        raise ValueError(f"normalizer must be a scalar; given {list(normalizer.shape)}")
     return reference.grpo_loss(
         logp,
         old_logp,
@@ -154,11 +162,20 @@ def pack_groups(
 
     from . import _C
 
-    def int32(x: Any) -> "np.ndarray":
-        return np.ascontiguousarray(x, dtype=np.int32)
+    def int32(name: str, x: Any) -> "np.ndarray":
+        given = np.asarray(x)
+        if given.size and not np.issubdtype(given.dtype, np.integer):
+            raise ValueError(f"{name} must hold integers; given {given.dtype}")
+        if given.size and max(abs(int(given.min())), abs(int(given.max()))) >= 2**31:
+            raise ValueError(f"{name} must fit into int32; given up to {given.max()}")
+        return np.ascontiguousarray(given, dtype=np.int32)
 
     return _C.pack_groups(
-        int32(prompt_len), int32(completion_len), int32(cu_groups), token_budget, shared_prompt
+        int32("prompt_len", prompt_len),
+        int32("completion_len", completion_len),
+        int32("cu_groups", cu_groups),
+        token_budget,
+        shared_prompt,
     )
 
 
@@ -167,6 +184,7 @@ def check_offsets(name: str, offsets: Tensor, total: int) -> None:
 
     The values are looked at only on the CPU: on a device that would wait for it.
     """
+    _tensor(name, offsets)
     if offsets.dim() != 1 or len(offsets) < 1 or offsets.dtype != torch.int32:
         raise ValueError(
             f"{name} must be int32 offsets in one dimension; "
@@ -213,7 +231,7 @@ def _check_credit(
         _same_shape("rewards", rewards, (n_samples,))
         check_offsets("cu_groups", cu_groups, n_samples)
         return rewards, None
-    per_sample = advantages.shape == (n_samples,)
+    per_sample = _tensor("advantages", advantages).shape == (n_samples,)
     if not per_sample and advantages.shape != logp.shape:
         raise ValueError(
             f"advantages must be [{n_samples}] or {list(logp.shape)}; "
@@ -224,11 +242,16 @@ def _check_credit(
     return None, _floating("advantages", advantages, advantages.dim())
 
 
-def _floating(name: str, x: Tensor, dim: int) -> Tensor:
-    if not isinstance(x, Tensor) or x.dim() != dim or not x.is_floating_point():
-        given = f"{list(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+def _tensor(name: str, x: Any) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name} must be a tensor; given {type(x).__name__}")
+    return x
+
+
+def _floating(name: str, x: Any, dim: int) -> Tensor:
+    if _tensor(name, x).dim() != dim or not x.is_floating_point():
         raise ValueError(
-            f"{name} must be a floating-point tensor in {dim} dimensions; given {given}"
+            f"{name} must be a float tensor in {dim} dimensions; given {list(x.shape)} {x.dtype}"
         )
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
@@ -244,9 +267,12 @@ def _like(name: str, x: Tensor | None, logp: Tensor) -> Tensor | None:
 def _mask(name: str, x: Tensor | None, shape: Sequence[int]) -> Tensor | None:
     if x is None:
         return None
-    if x.is_floating_point():
+    if _tensor(name, x).is_floating_point():
         raise ValueError(f"{name} must be bool or 0/1 integers; given {x.dtype}")
     _same_shape(name, x, shape)
+    # Values are looked at only on the CPU: on a device that would wait for it.
+    if x.dtype != torch.bool and x.device.type == "cpu" and ((x != 0) & (x != 1)).any():
+        raise ValueError(f"{name} must hold 0 and 1; given up to {int(x.max())}")
     return x.bool()
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,8 @@ from typing import Any, get_args
 from .config import RunConfig
 from .errors import UserError, require
 
+MAY_BE_NO_MAPPING = ("lora", "rewards")  # null, and a list
+MOST_LINES = 12
 USAGE = "grpo train run.yaml [--resume] [--group.key value ...]"
 
 
@@ -38,6 +41,18 @@ def parse_run(args: Sequence[str]) -> tuple[RunConfig, bool]:
 def load_run(path: Path) -> RunConfig:
     """The config of a YAML file."""
     return parse_run([str(path)])[0]
+
+
+def dump_config(config: RunConfig) -> str:
+    """YAML that `load_run` reads as the same config."""
+    yaml = require("yaml", "train", "writing config.yaml")
+
+    class Dumper(yaml.SafeDumper):
+        """Quotes texts like 1e3, which jsonargparse, unlike PyYAML, reads as numbers."""
+
+    number = re.compile(r"[-+]?(\d[\d_]*)?\.?\d*[eE][-+]?\d+$")
+    Dumper.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return yaml.dump(config.to_dict(), Dumper=Dumper, sort_keys=False)
 
 
 def _jsonargparse() -> ModuleType:
@@ -77,16 +92,23 @@ def _check_yaml_keys(path: Path) -> None:
         raise UserError(f"{path} must hold the groups model, data, rewards, ...; see grpo train -h")
     known = set(_keys(RunConfig))
     for group, value in content.items():
-        names = [f"{group}.{key}" for key in value] if isinstance(value, dict) else [str(group)]
-        for name in [str(group), *names]:
-            _check_known(name, known, str(path))
+        _check_known(str(group), known, str(path))
+        if group not in MAY_BE_NO_MAPPING and not isinstance(value, dict):
+            raise UserError(
+                f"{group} in {path} must hold keys, as in {group}: {{key: value}}; given {value!r}"
+            )
+        # A list is that of the rewards: its rows are groups of keys.
+        for row in value if isinstance(value, list) else [value]:
+            for key in row if isinstance(row, dict) else []:
+                _check_known(f"{group}.{key}", known, str(path))
 
 
 def _check_argument_names(args: Sequence[str]) -> None:
-    known = {*_keys(RunConfig), "config", "resume", "help", "lora.help", "rewards.help"}
+    extra = {"config", "resume", "help", "lora.help", "rewards.help", "print_config"}
+    known = extra | set(_keys(RunConfig))
     for arg in args:
-        if arg.startswith("--"):
-            _check_known(arg[2:].partition("=")[0], known, "the command line")
+        if arg.startswith("--"):  # a + at the end appends to a list
+            _check_known(arg[2:].partition("=")[0].removesuffix("+"), known, "the command line")
 
 
 def _check_known(name: str, known: set[str], where: str) -> None:
@@ -100,11 +122,11 @@ def _keys(cls: type, prefix: str = "") -> Iterator[str]:
     for f in dataclasses.fields(cls):
         yield prefix + f.name
         for kind in (f.type, *get_args(f.type)):
-            if dataclasses.is_dataclass(kind) and not str(f.type).startswith("list"):
+            if dataclasses.is_dataclass(kind):
                 yield from _keys(kind, f"{prefix}{f.name}.")
 
 
 def _one_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     given = [line for line in lines if line.startswith("Given value")]
-    return " ".join([line for line in lines if line not in given][:6])
+    return " ".join([line for line in lines if line not in given][:MOST_LINES])

@@ -3,13 +3,14 @@
 import importlib.util
 import inspect
 import math as mathlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .config import RewardConfig
-from .data import ALWAYS_PASSED, PASSED_WHEN_NAMED, Task
+from .data import PASSED_WHEN_NAMED, Task
 from .errors import UserError, require
 
 
@@ -93,7 +94,7 @@ def exact(completions: list, answers: list) -> list[float]:
 
 
 def math(completions: list, answers: list) -> list[float | None]:
-    """1 where the completion's last answer equals the gold one as mathematics (math-verify).
+    """1 where the completion's answer equals the gold one as mathematics (math-verify).
 
     "the answer is 42", "42" and "\\boxed{42}" are the same. A gold answer in the form of GSM8K
     counts from its "####" on; one that can't be read gives None.
@@ -141,6 +142,7 @@ def _import(path: Path, name: str) -> Callable:
     if spec is None:
         raise UserError(f"{path} is no Python file; a reward is given as file.py:function")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look modules up by name
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -160,7 +162,9 @@ def _call(
         raise
     except Exception as error:
         raise UserError(f"the reward {reward.name} raised {_describe(error)}") from error
-    if isinstance(values, str | dict) or not hasattr(values, "__len__"):
+    if not isinstance(values, Sequence) and hasattr(values, "tolist"):
+        values = values.tolist()  # an array or a tensor
+    if not isinstance(values, Sequence) or isinstance(values, str):
         raise UserError(
             f"the reward {reward.name} returned {type(values).__name__}; it must return a list "
             f"with one number, None or dict of components for each of the {count} completions"
@@ -179,12 +183,12 @@ def _accepted(function: Callable, arguments: dict, columns: dict[str, list]) -> 
     """
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    named = {n: v for n, v in (arguments | columns).items() if n in parameters}
+    copies = {n: v.copy() if isinstance(v, list) else v for n, v in (arguments | columns).items()}
+    named = {n: v for n, v in copies.items() if n in parameters}
     if not takes_all:
         return named
-    extras = set(PASSED_WHEN_NAMED) - set(parameters)
-    core = {n: arguments[n] for n in ALWAYS_PASSED}
-    return core | {n: v for n, v in columns.items() if n not in extras} | named
+    extras = set(PASSED_WHEN_NAMED) - set(named)
+    return {n: v for n, v in copies.items() if n not in extras}
 
 
 def _number(value: Any, name: str) -> float | None:
@@ -192,6 +196,8 @@ def _number(value: Any, name: str) -> float | None:
         return None
     try:
         return float(value)
+    except OverflowError:
+        return mathlib.inf
     except (TypeError, ValueError) as error:
         raise UserError(
             f"the reward {name} returned {str(value)[:40]!r} for a completion; "

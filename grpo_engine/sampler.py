@@ -12,14 +12,21 @@ from torch import Tensor, nn
 
 from .data import Messages
 from .errors import require
-from .forward import causal_lm, context_length, decoder_hidden, evaluating, head_of
+from .forward import (
+    causal_lm,
+    check_model,
+    context_length,
+    decoder_hidden,
+    evaluating,
+    head_of,
+)
 from .ops import head_logits, sample_tokens
 from .prompts import check_room, encode_prompt
 from .rollout import Rollout, SamplingParams
 
 DEFAULT_PARAMS = SamplingParams()
 KV_BYTES_CPU = 2 << 30
-STOP_SLACK = 8  # tokens beyond the characters of a stop string that its tail may need
+STOP_SLACK = 8  # tokens
 KV_SHARE_CUDA = 0.5  # of the free memory; the rest is for activations and the training step
 
 
@@ -35,8 +42,9 @@ class GroupSampler:
     ) -> None:
         """slots: samples decoded at a time; auto: as many as `kv_bytes` of keys and values allow
         (by default 2 GiB on the CPU, half the free memory on CUDA)."""
-        if slots != "auto" and slots < 1:
+        if slots != "auto" and (not isinstance(slots, int) or slots < 1):
             raise ValueError(f"slots must be 'auto' or at least 1; given {slots}")
+        check_model(model)
         self.model, self.tokenizer = model, tokenizer
         self.slots, self.kv_bytes = slots, kv_bytes
         self.policy_version = 0
@@ -63,7 +71,7 @@ class GroupSampler:
         """
         encoded = [self._encode(prompt) for prompt in prompts]
         context = context_length(self.model)
-        check_room(encoded, context, self.model.get_input_embeddings().num_embeddings, "prompts")
+        check_room(encoded, context, len(head_of(self.model).weight), "prompts")
         sizes = [group_size] * len(prompts) if isinstance(group_size, int) else list(group_size)
         cycle = [params] if isinstance(params, SamplingParams) else list(params)
         if len(sizes) != len(prompts) or min(sizes, default=1) < 1 or not cycle:
@@ -93,7 +101,9 @@ class GroupSampler:
         budget, device = self.kv_bytes, causal_lm(self.model).device
         if budget is None and device.type == "cuda":
             budget = int(torch.cuda.mem_get_info(device)[0] * KV_SHARE_CUDA)
-        longest = max((len(r.prompt) + r.limit for r in rows), default=1)
+        # Rows of a wave are as wide as its longest prompt.
+        longest = max((len(r.prompt) for r in rows), default=1)
+        longest += max((r.limit for r in rows), default=0)
         return max(1, (budget or KV_BYTES_CPU) // (kv_bytes_per_token(self.model) * longest))
 
     def _decode_wave(self, rows: list["_Row"], slots: int) -> None:
@@ -164,7 +174,8 @@ class GroupSampler:
         return row.finish is not None
 
     def _ends_with_stop(self, row: "_Row") -> bool:
-        longest = max(map(len, row.params.stop))
+        # A token is at least a byte; the slack is for tokens before the stop string.
+        longest = max(len(stop.encode()) for stop in row.params.stop)
         tail = self.tokenizer.decode(row.ids[-longest - STOP_SLACK :])
         return any(stop in tail for stop in row.params.stop)
 

@@ -104,6 +104,7 @@ NOT_NEGATIVE = (
 POSITIVE = (
     "delta advantage_clip sapo_temperature_pos sapo_temperature_neg max_completion_length".split()
 )
+MAY_BE_NONE = "epsilon_high delta advantage_clip max_completion_length".split()
 
 
 def _check_choices(o: GRPOOptions) -> None:
@@ -115,14 +116,14 @@ def _check_choices(o: GRPOOptions) -> None:
 
 
 def _check_ranges(o: GRPOOptions) -> None:
-    for name in NOT_NEGATIVE:
+    for name in (*NOT_NEGATIVE, *POSITIVE):
         value = getattr(o, name)
-        if value is not None and not 0 <= value < float("inf"):
-            raise ValueError(f"{name} must be finite and >= 0; given {value!r}")
-    for name in POSITIVE:
-        value = getattr(o, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be finite and > 0; given {value!r}")
+        if value is None and name in MAY_BE_NONE:
+            continue
+        least = "> 0" if name in POSITIVE else ">= 0"
+        number = isinstance(value, int | float) and 0 <= value < float("inf")
+        if not number or (value == 0 and name in POSITIVE):
+            raise ValueError(f"{name} must be a finite number {least}; given {value!r}")
 
 
 def _check_combinations(o: GRPOOptions) -> None:

@@ -138,16 +138,21 @@ def grpo_loss(
     in_loss = in_loss if valid is None else in_loss & valid.bool()
 
     m = in_loss[sample] if mask is None else in_loss[sample] & mask.reshape(-1).bool()
-    flat = [x if x is None else x.reshape(-1) for x in (logp, old_logp, ref_logp)]
-    nonfinite = sum((~torch.isfinite(x) & m).sum() for x in flat if x is not None)
-    lp, old, ref = (x if x is None else torch.where(m, x, 0.0) for x in flat)
+    if options.beta == 0:
+        ref_logp = None
+    given = (logp, old_logp, ref_logp, importance_ratio)
+    flat = [x if x is None else x.reshape(-1) for x in given]
+    lp, old, ref = (x if x is None else torch.where(m, x, 0.0) for x in flat[:3])
     old = lp.detach() if old is None else old.detach()
-    ref = None if ref is None or options.beta == 0 else ref.detach()
-    per_token = advantages.reshape(-1) if advantages.numel() == lp.numel() else advantages[sample]
+    ref = None if ref is None else ref.detach()
+    per_sample = advantages.shape == (n_samples,)
+    per_token = advantages[sample] if per_sample else advantages.reshape(-1)
+    checked = [x for x in (*flat, per_token) if x is not None]
+    nonfinite = sum((~torch.isfinite(x) & m).sum() for x in checked)
     a = torch.where(m, per_token.to(lp.dtype), 0.0)
     correction = None
     if importance_ratio is not None:
-        correction = torch.where(m, importance_ratio.reshape(-1).detach(), 1.0)
+        correction = torch.where(m, flat[3].detach(), 1.0)
 
     terms = _Terms(lp, old, a, m, sample, n_samples, correction, options)
     policy, ratio = terms.policy()
@@ -334,5 +339,7 @@ def _truncate(
         ordered = ordered.masked_fill(rank >= limit, -torch.inf)
     if top_p is not None:
         p = ordered.softmax(-1)
-        ordered = ordered.masked_fill(p.cumsum(-1) - p >= top_p[:, None], -torch.inf)
+        # Rounding of the sum must not cut the tail of a row in which the filter is off.
+        beyond = (p.cumsum(-1) - p >= top_p[:, None]) & (top_p < 1)[:, None]
+        ordered = ordered.masked_fill(beyond, -torch.inf)
     return torch.empty_like(logp).scatter_(-1, order, ordered)

@@ -150,7 +150,7 @@ def test_damaged_checkpoint_is_named(tmp_path, name, damage):
 
 def opened(folder: Path) -> Ledger:
     ledger = Ledger(folder)
-    ledger.open_new(CONFIG, CPU)
+    ledger.create()
     return ledger
 
 
@@ -166,7 +166,7 @@ def test_reopened_run_forgets_what_came_after_its_step(tmp_path):
     save(ledger.checkpoints, 3)
 
     again = Ledger(tmp_path)
-    again.reopen(CONFIG, CPU, step=3)
+    again.rewind(step=3)
     assert metrics.read_text() == "".join(lines[:4])
     assert sorted(p.name for p in again.rollouts.iterdir()) == [
         f"step-{step:06d}.parquet" for step in range(4)
@@ -198,20 +198,26 @@ def test_numbers_that_json_does_not_know_are_null(tmp_path):
 @pytest.mark.parametrize("left", ["metrics", "checkpoint"])
 def test_folder_that_holds_a_run_is_refused(tmp_path, left):
     ledger = opened(tmp_path)
-    # A run that has not got to its first line may be started anew.
-    ledger.open_new(CONFIG, CPU)
+    ledger.write_header(CONFIG, CPU)
+    ledger.create()  # a run that did not get to its first line may be started anew
     if left == "metrics":
         ledger.metrics({"step": 0})
     else:
         save(ledger.checkpoints, 1)
     before = tree(tmp_path)
     with pytest.raises(UserError, match=r"already holds a run.*--resume.*--train\.out"):
-        Ledger(tmp_path).open_new(CONFIG, CPU)
+        Ledger(tmp_path).create()
     assert tree(tmp_path) == before
 
 
+def test_run_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(UserError, match=r"run folder .*taken/run: Not a directory.*--train\.out"):
+        Ledger(tmp_path / "taken" / "run").create()
+
+
 def test_config_and_environment_of_a_run_are_recorded(tmp_path):
-    opened(tmp_path)
+    opened(tmp_path).write_header(CONFIG, CPU)
     assert load_run(tmp_path / "config.yaml") == CONFIG
     recorded = json.loads((tmp_path / "environment.json").read_text())
     assert recorded["packages"]["torch"] == torch.__version__

@@ -320,6 +320,17 @@ def test_metrics_of_hand_worked_tokens(options, changes):
     assert not any(v.requires_grad for v in metrics.values())
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_range_of_the_ratio_leaves_out_masked_tokens(sign):
+    # A masked token's ratio, 1, lies outside the range of the others.
+    old = f32([-1.0 - sign * math.log(2), -1.0 - sign * math.log(3), -9.0])
+    kw = {"mask": torch.tensor([True, True, False]), "options": ge.GRPOOptions(beta=0.0)}
+    kw |= {"advantages": f32([1.0]), "cu_seqlens": offsets(0, 3)}
+    metrics = ge.grpo_loss(f32([-1.0, -1.0, -1.0]), old, **kw).metrics
+    extremes = metrics["ratio_min"].item(), metrics["ratio_max"].item()
+    assert extremes == pytest.approx(sorted([2.0**sign, 3.0**sign]), rel=1e-6)
+
+
 @pytest.mark.parametrize(("cap", "share"), [(1.3, 1 / 6), (1.45, 0)])
 def test_clip_region_of_cispo_is_the_share_beyond_its_cap_with_positive_advantage(cap, share):
     metrics = metrics_by_hand(loss_type="cispo", epsilon_high=cap)

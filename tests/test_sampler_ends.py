@@ -182,9 +182,10 @@ def test_prompts_are_ids_strings_or_chat():
 )
 def test_a_prompt_that_cannot_be_continued_is_refused_by_row_before_anything_runs(prompts, message):
     model = make_model()
+    sampler = GroupSampler(model, make_tokenizer())
     model.get_input_embeddings().register_forward_hook(lambda *_: pytest.fail("the model ran"))
     with pytest.raises(UserError, match=message) as caught:
-        GroupSampler(model, make_tokenizer()).generate(prompts, 2)
+        sampler.generate(prompts, 2)
     assert "\n" not in str(caught.value)
 
 

@@ -89,6 +89,7 @@ def test_flags_are_put_back_exactly_and_change_no_sample(use_cache, checkpointin
 
 def test_flags_are_put_back_when_sampling_fails_half_way():
     model = mixed_modes(with_lora(make_model(), dropout=0.5), use_cache=False, checkpointing=True)
+    sampler = GroupSampler(model)
     before, calls = flags(model), []
 
     def fail(*_) -> None:
@@ -98,7 +99,7 @@ def test_flags_are_put_back_when_sampling_fails_half_way():
 
     hook = causal_lm(model).model.norm.register_forward_hook(fail)
     with pytest.raises(RuntimeError, match="no memory, say"):
-        draw(model)
+        sampler.generate(PROMPTS, 3, PARAMS)
     assert calls == [False] * 4
     assert flags(model) == before
     hook.remove()
