@@ -29,6 +29,7 @@ class SamplingParams:
             "repetition_penalty": self.repetition_penalty > 0,
             "max_tokens": self.max_tokens >= 1,
             "stop": all(self.stop),
+            "seed": self.seed is None or 0 <= self.seed < 2**64,
         }
         for name, holds in checks.items():
             if not holds:

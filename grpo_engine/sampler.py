@@ -117,7 +117,8 @@ class GroupSampler:
             prefix = cache if start + slots >= len(rows) else copy.deepcopy(cache)
             index = torch.tensor([place[row.group] for row in part], device=mask.device)
             prefix.batch_select_indices(index)
-            self._continue(part, prefix, mask[index], hidden[index])
+            kept = 0 if prefix is cache else _nbytes(cache)
+            self._continue(part, prefix, mask[index], hidden[index], kept)
 
     def _prefill(self, prompts: list[list[int]]) -> tuple[Any, Tensor, Tensor]:
         """Prompts padded on the left -> their cache, mask [B, T] and last hidden states [B, D]."""
@@ -138,7 +139,10 @@ class GroupSampler:
         self.stats["prefill_tokens"] += sum(map(len, prompts))
         return cache, mask, hidden[:, -1]
 
-    def _continue(self, rows: list["_Row"], cache: Any, mask: Tensor, hidden: Tensor) -> None:
+    def _continue(
+        self, rows: list["_Row"], cache: Any, mask: Tensor, hidden: Tensor, kept: int
+    ) -> None:
+        """Draws until every row has ended; `kept`: bytes of the prefix that waits meanwhile."""
         causal, head = causal_lm(self.model), head_of(self.model)
         draw = _Draw(rows, len(head.weight), mask.device)
         while True:
@@ -147,7 +151,7 @@ class GroupSampler:
             self.stats["decode_tokens"] += len(rows)
             alive = [i for i, row in enumerate(rows) if not self._finished(row)]
             if len(alive) < len(rows):
-                self._note_kv(cache)
+                self._note_kv(kept + _nbytes(cache))
                 if not alive:
                     return
                 rows, index = [rows[i] for i in alive], torch.tensor(alive, device=mask.device)
@@ -179,8 +183,7 @@ class GroupSampler:
         tail = self.tokenizer.decode(row.ids[-longest - STOP_SLACK :])
         return any(stop in tail for stop in row.params.stop)
 
-    def _note_kv(self, cache: Any) -> None:
-        held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    def _note_kv(self, held: int) -> None:
         self.stats["kv_bytes_peak"] = max(self.stats["kv_bytes_peak"], held)
 
     def _rollout(self, row: "_Row") -> Rollout:
@@ -195,6 +198,10 @@ class GroupSampler:
             params=row.params,
             policy_version=self.policy_version,
         )
+
+
+def _nbytes(cache: Any) -> int:
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
 
 def eos_ids(model: nn.Module, tokenizer: Any = None) -> frozenset[int]:
