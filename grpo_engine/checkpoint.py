@@ -38,7 +38,7 @@ def save_checkpoint(
     checkpoints that were there stay.
     """
     target = root / f"step-{step:06d}"
-    if target.exists():
+    if (target / STATE).is_file():
         return target
 
     def write(folder: Path) -> None:
@@ -55,7 +55,8 @@ def save_checkpoint(
 
 def list_checkpoints(root: Path) -> list[Path]:
     """The checkpoints below `root`, oldest first."""
-    found = [p for p in root.glob("step-*") if (p / STATE).is_file()]
+    named = [p for p in root.glob("step-*") if p.name.removeprefix("step-").isdigit()]
+    found = [p for p in named if (p / STATE).is_file()]
     return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
 
 

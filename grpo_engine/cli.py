@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"no command {args[0]!r}; there are {', '.join(commands)}")
     try:
         return commands[args[0]](args[1:])
-    except (UserError, ValueError) as error:
+    except (UserError, OSError) as error:
         return _fail(str(error))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -51,6 +51,7 @@ def train(args: list[str]) -> int:
     from .trainer import Trainer
 
     out = Path(config.train.out)
+    trainer = None
     try:
         trainer = Trainer(config, resume=resume)
         state = trainer.run()
@@ -58,8 +59,8 @@ def train(args: list[str]) -> int:
         print(f"stopped; the last whole step is saved in {out}; go on with --resume")
         return 128 + stop.signum
     except Exception as error:
-        return _report(error, Ledger(out))
-    weights = out / ("model" if config.lora is None else "adapter")
+        return _report(error, Ledger(out), began=trainer is not None)
+    weights = out / config.weights_name
     if state.eval_before is not None and state.eval_last is not None:
         print(f"held-out reward {state.eval_before:.3f} -> {state.eval_last:.3f}")
     print(f"run folder: {out}   weights: {weights}")
@@ -73,10 +74,15 @@ def sample(args: list[str]) -> int:
         prog="grpo sample", description="Answers of a trained run to one prompt."
     )
     parser.add_argument("run", type=Path, help="a run folder")
-    parser.add_argument("prompt", help="sent as the run's own prompts are")
-    parser.add_argument("-n", type=int, default=4, help="answers (default: 4)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: 1)")
-    parser.add_argument("--max-tokens", type=int, help="default: that of the run")
+    parser.add_argument("prompt", help="a text")
+    parser.add_argument(
+        "--chat", action="store_true", help="send it as a user's message (default: data.as_chat)"
+    )
+    parser.add_argument("-n", type=_positive, default=4, help="answers (default: 4)")
+    parser.add_argument(
+        "--temperature", type=_not_negative, default=1.0, help="0 is greedy (default: 1)"
+    )
+    parser.add_argument("--max-tokens", type=_positive, help="default: that of the run")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     given = parser.parse_args(args)
     _quiet()
@@ -86,7 +92,7 @@ def sample(args: list[str]) -> int:
     from .sampler import GroupSampler
 
     config, policy = open_run(given.run)
-    prompt = to_messages(given.prompt, config.data.as_chat, config.data.system)
+    prompt = to_messages(given.prompt, given.chat or config.data.as_chat, config.data.system)
     params = SamplingParams(
         temperature=given.temperature,
         max_tokens=given.max_tokens or config.sampling.max_tokens,
@@ -119,11 +125,23 @@ def export(args: list[str]) -> int:
     return 0
 
 
-def _report(error: Exception, ledger: "Ledger") -> int:  # noqa: F821
-    """One line for the user; the traceback goes into the run folder, where there is one."""
-    known = isinstance(error, UserError | ValueError)
+def _positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1; given {text}")
+    return value
+
+
+def _not_negative(text: str) -> float:
+    if not 0 <= (value := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be finite and not negative; given {text}")
+    return value
+
+
+def _report(error: Exception, ledger: "Ledger", began: bool) -> int:  # noqa: F821
+    """One line for the user; the traceback goes into the run folder, unless that is another's."""
+    known = isinstance(error, UserError | OSError)
     text = str(error) if known else f"unexpected {type(error).__name__}: {error}"
-    if ledger.out.is_dir():
+    if ledger.out.is_dir() and (began or not ledger.holds_run()):
         try:
             text += f" (traceback: {ledger.traceback(error)})"
         except OSError:
@@ -152,6 +170,7 @@ def _quiet() -> None:
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    warnings.filterwarnings("ignore", message="MatMul8bitLt: inputs will be cast")
 
 
 if __name__ == "__main__":

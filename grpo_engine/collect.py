@@ -9,6 +9,7 @@ import numpy as np
 from .clock import Clock
 from .config import RunConfig
 from .data import TaskStream, fingerprint, load_tasks
+from .errors import UserError
 from .forward import context_length, head_of
 from .groups import Batch, make_batch
 from .ledger import Ledger
@@ -25,6 +26,11 @@ class TaskSet:
     def __init__(self, path: str, config: RunConfig, policy: Policy) -> None:
         self.tasks = load_tasks(path, config.data.prompt_column)
         data = config.data
+        if data.system is not None and not data.as_chat and isinstance(self.tasks[0].prompt, str):
+            raise UserError(
+                f"data.system is for chat messages, and the prompts of {path} are strings: set "
+                "data.as_chat, or leave out data.system"
+            )
         self.prompts = [to_messages(t.prompt, data.as_chat, data.system) for t in self.tasks]
         self.ids = [encode_prompt(policy.tokenizer, prompt) for prompt in self.prompts]
         vocab = len(head_of(policy.model).weight)
@@ -45,6 +51,11 @@ class Collector:
         self.rewards = load_rewards(config.rewards, config.data.answer_column, every_task)
         self.stream = TaskStream(len(self.train.tasks), config.train.seed)
         self.sampler = GroupSampler(policy.model, policy.tokenizer)
+        if not self.sampler.eos_ids and not config.sampling.stop:
+            raise UserError(
+                f"{config.model.path} names no EOS token and sampling.stop is empty: no answer "
+                "would ever end; add eos_token_id to its generation_config.json"
+            )
         self.data_hash = fingerprint(self.train.tasks)
 
     def collect(self, step: int, position: int, ledger: Ledger, clock: Clock) -> Batch:
@@ -62,12 +73,8 @@ class Collector:
             batch = make_batch(rows, groups, scores, config.groups, config.loss)
         with clock("record"):
             decode = self.policy.tokenizer.decode
-            ledger.samples(
-                step,
-                batch,
-                [decode(r.prompt_ids) for r in batch.rollouts],
-                [decode(r.completion_ids) for r in batch.rollouts],
-            )
+            prompts = [text for g in groups for text in [decode(g[0].prompt_ids)] * len(g)]
+            ledger.samples(step, batch, prompts, [decode(r.completion_ids) for r in batch.rollouts])
         return batch
 
     def evaluate(self, step: int) -> float | None:
@@ -111,7 +118,9 @@ class Collector:
             "completion_ids": ids,
             "finish_reasons": [r.finish_reason for r in rollouts],
             "raw_completions": [tokenizer.decode(c, skip_special_tokens=False) for c in ids],
-            "prompt_tail": [prompt_tail(tokenizer, r.prompt_ids) for r in rollouts],
+            "prompt_tail": [
+                tail for g in groups for tail in [prompt_tail(tokenizer, g[0].prompt_ids)] * len(g)
+            ],
             "step": step,
         }
         columns = {

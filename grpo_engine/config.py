@@ -39,9 +39,10 @@ class LoraConfig:
     alpha: int = 32
     """scale is alpha / rank; twice the rank is common practice"""
     targets: str | list[str] = "all-linear"
-    """all linears but the head (QLoRA), or names of modules"""
+    """all linears but the head (QLoRA), or a name or names of modules"""
     dropout: float = 0.0
-    """only in the training forward, never while sampling or scoring"""
+    """only in the training forward, never while sampling or scoring; dropout of the model itself
+    is off, for it would be noise in the ratio"""
     adapter: str | None = None
     """folder of an adapter to go on training; its rank, alpha and targets then hold, and a second
     frozen copy of it is the reference"""
@@ -129,8 +130,8 @@ class TrainConfig:
     """torch's AdamW, or the 8-bit one of bitsandbytes"""
     weight_decay: float = 0.0
     """TRL's default"""
-    token_budget: int = 8192
-    """tokens of a micro-batch, prompts included; bounds memory, never changes the gradient"""
+    token_budget: int = 4096
+    """tokens of a micro-batch with its prompts, padding may double them; bounds memory alone"""
     gradient_checkpointing: bool = False
     """recompute activations in the backward: less memory, about a third more time"""
     seed: int = 0
@@ -180,6 +181,11 @@ class RunConfig:
             )
 
     @property
+    def weights_name(self) -> str:
+        """The folder of the weights, in a run and in its checkpoints."""
+        return "model" if self.lora is None else "adapter"
+
+    @property
     def lr(self) -> float:
         """The peak learning rate with its default resolved."""
         if self.train.lr is not None:
@@ -206,6 +212,7 @@ def _check_numbers(run: RunConfig) -> None:
         _require(run, name, lambda v: 0 <= v < float("inf"), "finite and not negative")
     for name in ("train.warmup", "sampling.min_p"):
         _require(run, name, lambda v: 0 <= v <= 1, "between 0 and 1")
+    _require(run, "train.seed", lambda v: v < 2**32, "below 2**32")
     _require(run, "sampling.top_p", lambda v: 0 < v <= 1, "above 0 and at most 1")
     _require(run, "lora.dropout", lambda v: 0 <= v < 1, "at least 0 and below 1")
     _require(

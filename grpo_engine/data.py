@@ -60,6 +60,7 @@ class TaskStream:
 
     def __init__(self, tasks: int, seed: int) -> None:
         self.tasks, self.seed = tasks, seed
+        self._epoch, self._order = -1, torch.empty(0)
 
     def take(self, position: int, count: int) -> list[int]:
         """The tasks at `position` to `position + count`; every epoch has its own order."""
@@ -67,8 +68,11 @@ class TaskStream:
 
     def _at(self, k: int) -> int:
         epoch, offset = divmod(k, self.tasks)
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        return int(torch.randperm(self.tasks, generator=generator)[offset])
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._order = torch.randperm(self.tasks, generator=generator)
+            self._epoch = epoch
+        return int(self._order[offset])
 
 
 def _rows(source: Path) -> Iterator[dict]:

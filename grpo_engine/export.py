@@ -47,7 +47,7 @@ def _weights(run: Path, step: int | None) -> tuple[RunConfig, Path]:
     if not (run / "config.yaml").is_file():
         raise UserError(f"{run} is no run folder: it has no config.yaml")
     config = load_run(run / "config.yaml")
-    name = "model" if config.lora is None else "adapter"
+    name = config.weights_name
     folder = run / name if step is None else run / "checkpoints" / f"step-{step:06d}" / name
     if not folder.is_dir():
         raise UserError(f"{folder} is not there; a run writes it at its end, checkpoints before")

@@ -1,9 +1,10 @@
 """From token ids to log-probs: the decoder's hidden states, and the head without its module."""
 
+import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,11 @@ class Head:
     bias: Tensor | None
     softcap: float | None
     logit_scale: float
+
+    def float(self) -> "Head":
+        """The head in float32, in which logits are made: once for many calls."""
+        bias = self.bias if self.bias is None else self.bias.float()
+        return replace(self, weight=self.weight.float(), bias=bias)
 
 
 def causal_lm(model: nn.Module) -> nn.Module:
@@ -80,10 +86,16 @@ def check_head(model: nn.Module) -> None:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """eval() for a while; afterwards every module's training flag is exactly what it was."""
+def evaluating(model: nn.Module, *, as_trained: bool = False) -> Iterator[None]:
+    """eval() for a while; afterwards every module's training flag is exactly what it was.
+
+    `as_trained`: without dropout, but otherwise by the arithmetic of the training forward, so that
+    a ratio of log-probs starts at exactly 1: 8-bit linears compute differently in eval mode.
+    """
     training = [(module, module.training) for module in model.modules()]
     model.eval()
+    for module in model.modules() if as_trained else ():
+        module.training = type(module).__name__ == "Linear8bitLt"
     try:
         yield
     finally:
@@ -96,10 +108,16 @@ def decoder_hidden(causal: nn.Module, cache: object | None = None, **inputs: Ten
     decoder = causal.get_decoder()
     if cache is None:
         return decoder(**inputs, use_cache=False).last_hidden_state
-    # transformers renamed the argument in 5.24.
+    return decoder(
+        **inputs, **{_cache_argument(type(decoder)): cache}, use_cache=True
+    ).last_hidden_state
+
+
+@functools.cache
+def _cache_argument(decoder: type[nn.Module]) -> str:
+    # transformers renamed it in 5.24.
     names = inspect.signature(decoder.forward).parameters
-    name = "cache" if "cache" in names else "past_key_values"
-    return decoder(**inputs, **{name: cache}, use_cache=True).last_hidden_state
+    return "cache" if "cache" in names else "past_key_values"
 
 
 def completion_logprobs(

@@ -17,7 +17,7 @@ MicroBatches = Sequence[Sequence[int]]  # sample numbers
 def score_logprobs(model: nn.Module, batch: Batch, micros: MicroBatches) -> dict[int, Tensor]:
     """Log-probs [len] of each sample under `model`, in eval mode, by the route of the loss."""
     scored: dict[int, Tensor] = {}
-    with evaluating(model):
+    with evaluating(model, as_trained=True):
         for micro in micros:
             logp, _ = _logprobs(model, batch, micro)
             lengths = [len(batch.rollouts[s].completion_ids) for s in micro]
@@ -52,7 +52,8 @@ def accumulate_gradient(
         if torch.isfinite(out.loss):
             out.loss.backward()
         sampled = torch.cat([batch.rollouts[s].logp_sampler for s in micro]).to(logp)
-        gap = (logp.detach() - sampled).abs()
+        old = _packed(batch.old_logp, micro, logp)
+        gap = ((logp.detach() if old is None else old) - sampled).abs()
         totals.add(out.loss.detach(), out.metrics, entropy=entropy, logp_gap=gap)
     return totals.metrics()
 

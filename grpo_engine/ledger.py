@@ -51,14 +51,24 @@ class Ledger:
 
     def rewind(self, step: int) -> None:
         """Goes on after `step`: forgets what a killed process wrote about later steps."""
-        lines = [json.loads(line) for line in self._whole_lines()]
-        kept = [json.dumps(line) + "\n" for line in lines if line["step"] <= step]
+        for folder in (self.checkpoints, self.rollouts):
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lines = [json.loads(line) for line in self._whole_lines()]
+            kept = [json.dumps(line) + "\n" for line in lines if line["step"] <= step]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{self._metrics_path} is damaged ({error}): remove the lines that are no metrics"
+            ) from error
         _replace(self._metrics_path, "".join(kept))
         for path in self.rollouts.glob("step-*.parquet"):
-            if int(path.stem.removeprefix("step-")) > step:
+            number = path.stem.removeprefix("step-")
+            if number.isdigit() and int(number) > step:
                 path.unlink()
-        for path in self.checkpoints.glob(".*.tmp"):
-            shutil.rmtree(path)
+        for path in self.rollouts.glob("*.tmp"):
+            path.unlink()
+        for path in (*self.checkpoints.glob(".*.tmp"), *self.out.glob(".*.tmp")):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def holds_run(self) -> bool:
         """Whether a run has been started here."""
@@ -92,7 +102,7 @@ class Ledger:
         if not self._metrics_path.exists():
             return []
         text = self._metrics_path.read_text(encoding="utf-8")
-        return text[: text.rfind("\n") + 1].splitlines()
+        return [line for line in text[: text.rfind("\n") + 1].splitlines() if line.strip()]
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -69,6 +69,8 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UserError(f"model.device {name!r} is no torch device") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"model.device must be cpu or cuda; given {name}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"model.device is {name}, but torch finds no CUDA device")
     return device
@@ -113,6 +115,7 @@ def load_causal_lm(config: ModelConfig, path: str, device: torch.device) -> nn.M
         raise UserError(f"{path} lacks {len(missing)} weights of its model, {missing[0]} for one")
     if config.base == "4bit" and device.type == "cpu":
         _keep_4bit_layout(model)
+    _switch_dropout_off(model)
     return model if config.base != "none" else model.to(device)
 
 
@@ -129,7 +132,12 @@ def load_adapter(model: nn.Module, folder: Path, name: str) -> None:
     """
     peft = require("peft", "train", "loading an adapter")
     load_file = require("safetensors.torch", "train", "loading an adapter").load_file
-    state = load_file(_adapter_file(folder))
+    from safetensors import SafetensorError
+
+    try:
+        state = load_file(_adapter_file(folder))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"the adapter in {folder} is damaged: {error}") from error
     wanted = set(peft.get_peft_model_state_dict(model, adapter_name=name))
     if missing := sorted(wanted ^ set(state)):
         raise UserError(
@@ -151,7 +159,7 @@ def _checked_source(path: str) -> str:
     if not folder.exists():
         if looks_local:
             raise UserError(f"no such model folder: {path}")
-        return path
+        return path  # a hub id
     if not (folder / "config.json").is_file():
         raise UserError(f"{path} has no config.json: it is no folder of a transformers model")
     if not any(folder.glob("*.safetensors")):
@@ -160,6 +168,16 @@ def _checked_source(path: str) -> str:
             "save_pretrained of transformers"
         )
     return str(folder)
+
+
+def _switch_dropout_off(model: nn.Module) -> None:
+    """Dropout in the training forward alone would be noise in the ratio to the sampler."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def _keep_4bit_layout(model: nn.Module) -> None:
@@ -197,17 +215,17 @@ def _attach_lora(
     peft = require("peft", "train", "LoRA")
     base.requires_grad_(False)
     if lora.adapter is None:
-        _check_targets(base, lora.targets)
+        targets = _named_targets(base, lora.targets)
         adapter = peft.LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,
-            target_modules=lora.targets,
+            target_modules=targets,
             lora_dropout=lora.dropout,
             task_type="CAUSAL_LM",
         )
     else:
         _adapter_file(Path(lora.adapter))
-        adapter = peft.PeftConfig.from_pretrained(lora.adapter)
+        adapter = _adapter_config(lora.adapter)
         adapter.inference_mode = False
         adapter.lora_dropout = lora.dropout
     adapter.base_model_name_or_path = config.path
@@ -227,12 +245,27 @@ def _attach_lora(
     return model
 
 
-def _check_targets(base: nn.Module, targets: str | list[str]) -> None:
-    """Raises UserError for a name in a list of targets that no module has."""
+def _named_targets(base: nn.Module, targets: str | list[str]) -> str | list[str]:
+    """The targets as peft takes them; UserError for a name that no module has."""
+    if targets == "all-linear":
+        return targets
+    targets = [targets] if isinstance(targets, str) else targets
     names = [name for name, _ in base.named_modules()]
-    for target in targets if isinstance(targets, list) else []:
+    for target in targets:
         if not any(f".{name}".endswith(f".{target}") for name in names):
             raise UserError(f"lora.targets: the model has no module {target}")
+    return targets
+
+
+def _adapter_config(folder: str) -> Any:
+    peft = require("peft", "train", "LoRA")
+    try:
+        adapter = peft.PeftConfig.from_pretrained(folder)
+    except Exception as error:
+        raise UserError(f"{folder} has no readable adapter_config.json: {error!r}") from error
+    if adapter.peft_type != peft.PeftType.LORA:
+        raise UserError(f"{folder} is a {adapter.peft_type.value} adapter; only LoRA can train on")
+    return adapter
 
 
 def _adapter_file(folder: Path) -> Path:
@@ -253,7 +286,15 @@ def _reference(
     resumed: bool,
 ) -> ReferenceScope:
     if config.reference is not None:
-        return _frozen(load_causal_lm(config, config.reference, device))
+        frozen = load_causal_lm(config, config.reference, device)
+        check_model(frozen)
+        ours, theirs = len(head_of(model).weight), len(head_of(frozen).weight)
+        if ours != theirs:
+            raise UserError(
+                f"model.reference {config.reference} has {theirs} tokens and the model {ours}: "
+                "it needs the same tokenizer"
+            )
+        return _frozen(frozen)
     if lora is None:
         if resumed:  # the weights in hand have moved on since
             return _frozen(load_causal_lm(config, config.path, device))
@@ -293,4 +334,7 @@ def _second_adapter(model: nn.Module) -> ReferenceScope:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """Its first line, or where that only announces one, the line with the sizes."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    sizes = [line for line in lines if "size mismatch" in line or "MISMATCH" in line]
+    return (sizes or lines or [type(error).__name__])[0]

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
@@ -22,10 +23,10 @@ def parse_run(args: Sequence[str]) -> tuple[RunConfig, bool]:
     Raises UserError for an unreadable file, an unknown key or a bad value.
     """
     parser = _parser()
-    args = list(args)
-    if args and not args[0].startswith("-"):
-        _check_yaml_keys(Path(args[0]))
-        args.insert(0, "--config")
+    args = _with_config_first(args)
+    for flag, value in pairwise(args):
+        if flag == "--config":
+            _check_yaml_keys(Path(value))
     _check_argument_names(args)
     jsonargparse = _jsonargparse()
     try:
@@ -36,6 +37,15 @@ def parse_run(args: Sequence[str]) -> tuple[RunConfig, bool]:
     return RunConfig(**{f.name: values[f.name] for f in dataclasses.fields(RunConfig)}), bool(
         values["resume"]
     )
+
+
+def _with_config_first(args: Sequence[str]) -> list[str]:
+    """`run.yaml`, given first or after --resume, as --config in front of what overrides it."""
+    args = list(args)
+    for i, arg in enumerate(args):
+        if not arg.startswith("-") and (i == 0 or args[i - 1] == "--resume"):
+            return ["--config", arg, *args[:i], *args[i + 1 :]]
+    return args
 
 
 def load_run(path: Path) -> RunConfig:

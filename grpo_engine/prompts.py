@@ -38,7 +38,12 @@ def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
                 "the prompts are chat messages, but the tokenizer has no chat template; "
                 "give strings, or a tokenizer with a template"
             )
-        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        try:
+            text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # the template is a program of the model's maker
+            raise UserError(
+                f"the chat template refuses the prompt {str(prompt)[:60]!r}: {error}"
+            ) from error
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     bos = tokenizer.bos_token_id
     if bos is not None and ids[:2] == [bos, bos]:

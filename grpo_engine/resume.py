@@ -7,12 +7,14 @@ import torch
 from torch import nn
 
 from .errors import UserError
-from .forward import completion_logprobs, evaluating
+from .forward import completion_logprobs, context_length, evaluating
 
-# Keys that may differ from the stored config: they don't change what a step computes.
+# Keys that may be changed on purpose in the middle of a run. A resume is bitwise if those that
+# enter a step (steps under a schedule or warm-up, lr, max_grad_norm, token_budget) are not.
 FREE = (
-    "train.steps train.eval_every train.checkpoint_every train.keep_checkpoints train.out "
-    "train.token_budget train.gradient_checkpointing data.eval_path data.eval_limit model.device"
+    "train.steps train.lr train.max_grad_norm train.eval_every train.checkpoint_every "
+    "train.keep_checkpoints train.out train.token_budget train.gradient_checkpointing "
+    "data.eval_path data.eval_limit model.device"
 ).split()
 PROBE_TOKENS = 64
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # nats, across machines
@@ -45,7 +47,8 @@ def check_same_data(stored: str, given: str) -> None:
 
 def probe(model: nn.Module, ids: Sequence[int]) -> list[float]:
     """Log-probs of a fixed sequence: what a policy must give again after it was loaded."""
-    sequence = [*ids, *ids][:PROBE_TOKENS]
+    most = min(PROBE_TOKENS, context_length(model) or PROBE_TOKENS)
+    sequence = [*ids, *ids][:most]
     with torch.no_grad(), evaluating(model):
         return completion_logprobs(model, [sequence[:1]], [sequence[1:]], [1.0])[0].tolist()
 

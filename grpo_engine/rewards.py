@@ -1,5 +1,6 @@
 """Reward functions: TRL's form, components, the built-ins `exact` and `math`."""
 
+import copy
 import importlib.util
 import inspect
 import math as mathlib
@@ -145,7 +146,7 @@ def _import(path: Path, name: str) -> Callable:
     sys.modules[spec.name] = module  # dataclasses and pickle look modules up by name
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"the reward file {path} raised {_describe(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -160,7 +161,7 @@ def _call(
         values = reward.function(**_accepted(reward.function, arguments, columns))
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"the reward {reward.name} raised {_describe(error)}") from error
     if not isinstance(values, Sequence) and hasattr(values, "tolist"):
         values = values.tolist()  # an array or a tensor
@@ -183,7 +184,8 @@ def _accepted(function: Callable, arguments: dict, columns: dict[str, list]) -> 
     """
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    copies = {n: v.copy() if isinstance(v, list) else v for n, v in (arguments | columns).items()}
+    # Copies: a function that edits its arguments must not edit the data or the samples.
+    copies = copy.deepcopy(arguments | columns)
     named = {n: v for n, v in copies.items() if n in parameters}
     if not takes_all:
         return named
@@ -205,5 +207,5 @@ def _number(value: Any, name: str) -> float | None:
         ) from error
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -101,10 +101,13 @@ class GroupSampler:
         budget, device = self.kv_bytes, causal_lm(self.model).device
         if budget is None and device.type == "cuda":
             budget = int(torch.cuda.mem_get_info(device)[0] * KV_SHARE_CUDA)
-        # Rows of a wave are as wide as its longest prompt.
-        longest = max((len(r.prompt) for r in rows), default=1)
-        longest += max((r.limit for r in rows), default=0)
-        return max(1, (budget or KV_BYTES_CPU) // (kv_bytes_per_token(self.model) * longest))
+        # Rows of a wave are as wide as its longest prompt and completion together.
+        prompt = max((len(r.prompt) for r in rows), default=1)
+        row = prompt + max((r.limit for r in rows), default=0)
+        tokens = (budget or KV_BYTES_CPU) // kv_bytes_per_token(self.model)
+        if tokens // row < max((r.sample + 1 for r in rows), default=0):
+            tokens -= prompt  # a group in several parts keeps its prefix while they wait
+        return max(1, tokens // row)
 
     def _decode_wave(self, rows: list["_Row"], slots: int) -> None:
         """Prefills the prompts of these groups once and continues them, `slots` rows at a time."""
@@ -143,7 +146,7 @@ class GroupSampler:
         self, rows: list["_Row"], cache: Any, mask: Tensor, hidden: Tensor, kept: int
     ) -> None:
         """Draws until every row has ended; `kept`: bytes of the prefix that waits meanwhile."""
-        causal, head = causal_lm(self.model), head_of(self.model)
+        causal, head = causal_lm(self.model), head_of(self.model).float()
         draw = _Draw(rows, len(head.weight), mask.device)
         while True:
             logits = head_logits(hidden, head.weight, head.bias, head.softcap, head.logit_scale)
@@ -292,7 +295,9 @@ class _Draw:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """logits [B, V] -> tokens [B]."""
-        uniform = torch.tensor([float(row.uniforms[len(row.ids)]) for row in self.rows])
+        # In float64: rounded to float32 a number could become 1, which no token answers to.
+        drawn_at = [float(row.uniforms[len(row.ids)]) for row in self.rows]
+        uniform = torch.tensor(drawn_at, dtype=torch.float64)
         tokens, logp, processed = sample_tokens(
             logits, uniform.to(self.device), self.temperature, **self.filters
         )

@@ -12,14 +12,13 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """A context in which the stopping signals raise Interrupted, once; later ones are ignored.
+    """A context in which the stopping signals raise Interrupted.
 
     Outside the main thread, where Python can't handle signals, it does nothing.
     """
 
     def __init__(self) -> None:
         self._pending: int | None = None
-        self._raised = False
         self._depth = 0
         self._previous: dict[int, object] = {}
 
@@ -44,13 +43,11 @@ class StopSignals:
             self._raise(self._pending)
 
     def _handle(self, signum: int, _: FrameType | None) -> None:
-        if self._raised:
-            return
         if self._depth:
             self._pending = signum
         else:
             self._raise(signum)
 
     def _raise(self, signum: int) -> None:
-        self._raised, self._pending = True, None
+        self._pending = None
         raise Interrupted(signum)

@@ -4,7 +4,6 @@ All randomness is a function of the seed and the number of the step. So a checkp
 of a generator, and a step that was dropped is made again as it would have been.
 """
 
-import contextlib
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from .collect import Collector, step_seed
 from .config import RunConfig
 from .display import Display
 from .errors import UserError
-from .forward import causal_lm
+from .forward import causal_lm, context_length
 from .groups import Batch, batch_from_json, batch_to_json, micro_batches
 from .learn import MicroBatches, accumulate_gradient, score_logprobs
 from .ledger import Ledger
@@ -50,6 +49,8 @@ class State:
     """a generation that is not used up"""
     skipped: int = 0
     skipped_in_row: int = 0
+    evaluated: int | None = None
+    """the step of the last evaluation"""
     eval_before: float | None = None
     eval_last: float | None = None
 
@@ -70,7 +71,7 @@ class Trainer:
             config.model,
             config.lora,
             needs_reference=config.loss.beta > 0,
-            resume=checkpoint and checkpoint.folder / self._weights_name(),
+            resume=checkpoint and checkpoint.folder / config.weights_name,
         )
         if config.train.gradient_checkpointing:
             causal_lm(self.policy.model).gradient_checkpointing_enable(
@@ -98,14 +99,11 @@ class Trainer:
             try:
                 self._loop()
             except BaseException as error:
-                if not self._changing:
-                    with contextlib.suppress(OSError):
-                        self._write_metrics()
-                        self._save()
-                if isinstance(error, OSError):
+                disk = self._rescue() or error
+                if isinstance(disk, OSError):
                     raise UserError(
-                        f"can't write to {self.ledger.out}: {error}; free space there, then go on "
-                        "with --resume"
+                        f"can't write to {self.ledger.out}: {disk}; make room there, then go on "
+                        "from the newest checkpoint with --resume"
                     ) from error
                 raise
         return self.state
@@ -128,29 +126,45 @@ class Trainer:
             self._commit(batch, fresh, skipped=bool(learned["skipped"]))
             self._changing = False
             self._unwritten = self._step_metrics(batch, micros, learned, clock)
+        if not learned["tokens"]:
+            self.display.say(
+                f"step {self.state.step}: nothing to learn from: of {len(batch.rollouts)} samples "
+                f"{int(batch.in_loss.sum())} are in the loss, of {len(batch.signal)} groups "
+                f"{int(batch.signal.sum())} carry signal"
+            )
         return self._unwritten
 
     def _loop(self) -> None:
         train, state = self.config.train, self.state
-        if state.step == 0:
-            self._evaluate_before()
+        self._evaluate_if_due()
         while state.step < train.steps:
             metrics = self.step()
-            if state.step % train.eval_every == 0 or state.step == train.steps:
-                self._evaluate(metrics)
+            self._evaluate_if_due()
             self._write_metrics()
             self.display.step(metrics)
             if state.skipped_in_row >= SKIPS_BEFORE_STOP:
                 raise UserError(
                     f"{SKIPS_BEFORE_STOP} steps in a row had a loss or gradient that is not finite "
-                    f"(last: step {state.step}); lower train.lr, or use model.dtype float32, and "
-                    "start again from an earlier checkpoint"
+                    f"(last: step {state.step}); the weights are those from before them: lower "
+                    "train.lr and go on with --resume"
                 )
             if state.step % train.checkpoint_every == 0:
                 self._save()
         self._save()
         with self.signals.shield():
-            write_folder(self.ledger.out / self._weights_name(), self.policy.save)
+            write_folder(self.ledger.out / self.config.weights_name, self.policy.save)
+
+    def _rescue(self) -> OSError | None:
+        """Saves the last whole step; returns the error of the disk if that is not possible."""
+        if self._changing:
+            return None
+        try:
+            with self.signals.shield():
+                self._write_metrics()
+                self._save()
+        except OSError as error:
+            return error
+        return None
 
     def _sample_and_reward(self, clock: Clock) -> Batch:
         state = self.state
@@ -166,7 +180,8 @@ class Trainer:
             if self.config.train.num_iterations > 1:
                 batch.old_logp = score_logprobs(self.policy.model, batch, micros)
             if self.policy.reference is not None:
-                with self.policy.reference() as reference:
+                # A signal between switching adapters and back would leave a policy of both.
+                with self.signals.shield(), self.policy.reference() as reference:
                     batch.ref_logp = score_logprobs(reference, batch, micros)
 
     def _update(self, metrics: dict[str, float], clock: Clock) -> dict[str, Any]:
@@ -221,20 +236,26 @@ class Trainer:
             "time_ms": {stage: round(ms, 3) for stage, ms in clock.ms.items()},
         }
 
-    def _evaluate_before(self) -> None:
-        reward = self.state.eval_before = self.collector.evaluate(0)
-        if reward is not None:
-            self.ledger.metrics({"step": 0, "eval_reward": reward})
-            self.display.say(f"held-out reward before: {reward:.3f}")
-
-    def _evaluate(self, metrics: dict[str, Any]) -> None:
+    def _evaluate_if_due(self) -> None:
+        """Before the first step, every so often and after the last; once a step, resumed or not."""
+        state, train = self.state, self.config.train
+        due = state.step % train.eval_every == 0 or state.step == train.steps
+        if not due or state.evaluated == state.step or self.collector.heldout is None:
+            return
         clock = Clock()
         with clock("evaluate"):
-            reward = self.collector.evaluate(self.state.step)
-        if reward is not None:
-            metrics["eval_reward"] = self.state.eval_last = reward
-            metrics["time_ms"] |= clock.ms
-            self.display.say(f"step {self.state.step}: held-out reward {reward:.3f}")
+            reward = self.collector.evaluate(state.step)
+        with self.signals.shield():
+            state.evaluated, state.eval_last = state.step, reward
+            if state.step == 0:
+                state.eval_before = reward
+            # A step that was resumed from has its line already; it gets one for the evaluation.
+            line = self._unwritten or {"step": state.step, "time_ms": {}}
+            line["eval_reward"] = reward
+            line["time_ms"] |= clock.ms
+            self._unwritten = line
+            self._write_metrics()
+        self.display.say(f"step {state.step}: held-out reward {reward:.3f}")
 
     def _write_metrics(self) -> None:
         with self.signals.shield():
@@ -259,14 +280,18 @@ class Trainer:
                 state.step,
                 values,
                 tensors,
-                lambda folder: self.policy.save(folder / self._weights_name()),
+                lambda folder: self.policy.save(folder / self.config.weights_name),
                 self.config.train.keep_checkpoints,
             )
 
-    def _newest_checkpoint(self) -> Checkpoint:
+    def _newest_checkpoint(self) -> Checkpoint | None:
+        """None for a run that was stopped before its first: it begins again."""
         found = list_checkpoints(self.ledger.checkpoints)
         if not found:
-            raise UserError(f"{self.ledger.out} has no checkpoint to resume: leave out --resume")
+            if not self.ledger.holds_run():
+                raise UserError(f"{self.ledger.out} holds no run to resume: leave out --resume")
+            self.ledger.rewind(-1)
+            return None
         checkpoint = load_checkpoint(found[-1])
         check_same_config(checkpoint.values["config"], self.config.to_dict())
         return checkpoint
@@ -275,7 +300,12 @@ class Trainer:
         values = checkpoint.values
         check_same_data(values["data"], self.collector.data_hash)
         check_same_policy(values["probe"], self._probe(), causal_lm(self.policy.model).dtype)
-        self.state = State(**values["state"])
+        try:
+            self.state = State(**values["state"])
+        except TypeError as error:
+            raise UserError(
+                f"{checkpoint.folder} was written by another version of grpo-engine ({error})"
+            ) from error
         if self.state.batch is not None:
             self.state.batch = batch_from_json(values["state"]["batch"])
         self.collector.sampler.policy_version = values["policy_version"]
@@ -285,11 +315,9 @@ class Trainer:
     def _probe(self) -> list[float]:
         return probe(self.policy.model, self.collector.train.ids[0])
 
-    def _weights_name(self) -> str:
-        return "model" if self.config.lora is None else "adapter"
-
     def _check_budget(self) -> None:
         longest = max(map(len, self.collector.train.ids)) + self.config.sampling.max_tokens
+        longest = min(longest, context_length(self.policy.model) or longest)
         if longest > self.config.train.token_budget:
             raise UserError(
                 f"train.token_budget {self.config.train.token_budget} is below the longest prompt "

@@ -154,7 +154,7 @@ def test_a_failed_start_does_not_count_as_a_run(good, capsys):
 
 
 def test_resume_without_a_checkpoint(good, capsys):
-    assert "no checkpoint to resume" in fails(good, capsys, "--resume")
+    assert "holds no run to resume" in fails(good, capsys, "--resume")
 
 
 def test_an_unknown_key_names_the_nearest(good, capsys):

@@ -1,5 +1,6 @@
 """Resume is bitwise: a run stopped anywhere ends with the weights of one that never stopped."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from grpo_engine.checkpoint import load_checkpoint
+from grpo_engine.collect import Collector
 from grpo_engine.config import LoraConfig, RunConfig
 from grpo_engine.errors import Interrupted, UserError
 from grpo_engine.trainer import Trainer
@@ -93,8 +95,8 @@ def test_a_finished_run_can_be_made_longer(model_folder, tmp_path):
 def test_resume_refuses_another_config_data_or_model(model_folder, tmp_path):
     config = tiny_config(model_folder, tmp_path, lora=LoraConfig(rank=4))
     stop_after(config, 2)
-    changed = replace(config, train=replace(config.train, lr=1e-2))
-    with pytest.raises(UserError, match=r"train\.lr"):
+    changed = replace(config, loss=replace(config.loss, beta=0.2))
+    with pytest.raises(UserError, match=r"loss\.beta"):
         Trainer(changed, resume=True)
     data = tmp_path / "data.jsonl"
     text = data.read_text()
@@ -133,3 +135,45 @@ def test_only_the_newest_checkpoints_are_kept(model_folder, tmp_path):
     Trainer(config).run()
     names = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
     assert names == ["step-000005", "step-000006"]
+
+
+def test_a_run_stopped_before_its_first_checkpoint_begins_again(model_folder, tmp_path):
+    config = tiny_config(model_folder, tmp_path, train={"steps": 2})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')  # kill -9 left it
+    with pytest.raises(UserError, match="--resume"):
+        Trainer(config)
+    Trainer(config, resume=True).run()
+    lines = metrics_of(config)
+    assert [line["step"] for line in lines] == [1, 2] and lines[0]["loss"] != 0.5
+
+
+def test_an_evaluation_that_was_interrupted_is_made_up_once(model_folder, tmp_path, monkeypatch):
+    rows = [{"prompt": "say b", "answer": "7"}]
+    held_out = tmp_path / "eval.jsonl"
+    held_out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"eval_path": str(held_out)}
+    config = tiny_config(model_folder, tmp_path, data=data, train={"steps": 4, "eval_every": 2})
+    real = Collector.evaluate
+
+    def interrupted(self, step):
+        if step == 4:
+            raise Interrupted(15)
+        return real(self, step)
+
+    monkeypatch.setattr(Collector, "evaluate", interrupted)
+    with pytest.raises(Interrupted):
+        Trainer(config).run()
+    monkeypatch.setattr(Collector, "evaluate", real)
+    Trainer(config, resume=True).run()
+    evaluated = [line["step"] for line in metrics_of(config) if "eval_reward" in line]
+    assert evaluated == [0, 2, 4]
+
+
+def test_a_copied_checkpoint_folder_is_left_alone(model_folder, tmp_path):
+    config = tiny_config(model_folder, tmp_path)
+    stop_after(config, 2)
+    folder = tmp_path / "run" / "checkpoints"
+    shutil.copytree(folder / "step-000002", folder / "step-000002-good")
+    Trainer(config, resume=True).run()
+    assert (folder / "step-000002-good" / "state.json").is_file()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as parquet
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from grpo_engine import learn
 from grpo_engine.config import LoraConfig, RewardConfig
 from grpo_engine.errors import UserError
+from grpo_engine.groups import micro_batches
 from grpo_engine.trainer import Trainer
 from runs import final_weights, metrics_of, tiny_config
 
@@ -179,3 +181,57 @@ def test_extras_and_columns_reach_a_reward_file(model_folder, tmp_path):
         ended = tokens[-1] == 1
         assert reason == ("stop" if ended else "length")
         assert full == text + ("<eos>" if ended else "")
+
+
+def test_8bit_base_starts_at_a_ratio_of_1_and_a_kl_of_0(model_folder, tmp_path):
+    # In eval mode bitsandbytes multiplies in int8 on the CPU, in train mode it dequantises.
+    config = tiny_config(
+        model_folder,
+        tmp_path,
+        lora=LoraConfig(rank=4),
+        model={"base": "8bit"},
+        train={"steps": 1, "num_iterations": 2},
+    )
+    Trainer(config).run()
+    first = metrics_of(config)[0]
+    assert first["ratio_mean"] == 1.0 and first["kl"] == 0.0
+
+
+def test_dropout_of_the_model_itself_is_off(model_folder, tmp_path):
+    folder = tmp_path / "dropout"
+    shutil.copytree(model_folder, folder)
+    config_file = folder / "config.json"
+    values = json.loads(config_file.read_text())
+    config_file.write_text(json.dumps(values | {"attention_dropout": 0.5}))
+    config = tiny_config(folder, tmp_path, train={"steps": 1, "num_iterations": 2})
+    Trainer(config).run()
+    first = metrics_of(config)[0]
+    assert first["ratio_mean"] == 1.0 and first["logp_gap"] < 1e-5
+
+
+def test_a_reward_that_edits_its_arguments_does_not_edit_the_samples(model_folder, tmp_path):
+    (tmp_path / "rude.py").write_text(
+        "def rude(completions, completion_ids, prompts, **columns):\n"
+        "    for ids in completion_ids:\n"
+        "        ids[:] = [5] * len(ids)\n"
+        "    return [float(i % 3) for i in range(len(completions))]\n"
+    )
+    rewards = [RewardConfig(f"{tmp_path / 'rude.py'}:rude")]
+    config = tiny_config(model_folder, tmp_path, rewards=rewards, train={"steps": 1})
+    Trainer(config).run()
+    assert metrics_of(config)[0]["logp_gap"] < 1e-5
+
+
+def test_padding_does_not_push_a_micro_batch_far_over_the_budget():
+    from test_groups import batch_of
+
+    batch = batch_of([[1.0, 0.0] * 20])
+    for rollout in batch.rollouts:
+        rollout.completion_ids[:] = [3] * 4
+        rollout.prompt_ids[:] = [3]
+    batch.rollouts[0].completion_ids[:] = [3] * 200
+    micros = micro_batches(batch, 512, without_signal=True)
+    widths = [max(len(batch.rollouts[s].completion_ids) + 1 for s in micro) for micro in micros]
+    assert sorted(s for micro in micros for s in micro) == list(range(40))
+    padded = [len(micro) * width for micro, width in zip(micros, widths, strict=True)]
+    assert max(padded) <= 2 * 512 < 40 * 201

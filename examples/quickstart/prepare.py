@@ -48,7 +48,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def cold_start(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> float:
-    """Supervised steps on written-out sums until half of a sample of them come out right.
+    """Supervised steps on written-out sums until ENOUGH of a batch of them come out right.
 
     The loss is on the answers alone. Returns the share of right answers at the end.
     """
