@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import shlex
 import signal
 import sys
 import warnings
@@ -64,7 +65,7 @@ def train(args: list[str]) -> int:
     if state.eval_before is not None and state.eval_last is not None:
         print(f"held-out reward {state.eval_before:.3f} -> {state.eval_last:.3f}")
     print(f"run folder: {out}   weights: {weights}")
-    print(f"next: {_program()} sample {out} '<a prompt>'")
+    print(f"next: {_program()} sample {out} {_example(trainer.collector.train.prompts[0])}")
     return 0
 
 
@@ -159,6 +160,13 @@ def _fail(text: str, code: int = 2) -> int:
 def _program() -> str:
     """How this program was called, so that the printed command can be typed."""
     return os.path.relpath(sys.argv[0]) if os.sep in sys.argv[0] else "grpo"
+
+
+def _example(prompt: "str | Messages") -> str:  # noqa: F821
+    """The beginning of a prompt of the data as arguments of `grpo sample`."""
+    if isinstance(prompt, str):
+        return shlex.quote(prompt[:60])
+    return f"--chat {shlex.quote(prompt[-1]['content'][:60])}"
 
 
 def _quiet() -> None:

@@ -109,7 +109,8 @@ def environment(device: torch.device) -> dict[str, Any]:
     """Versions, device and commit, so that a result can be traced to what made it."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     return {
-        "packages": {name: _version(name) for name in PACKAGES},
+        # torch says of itself whether it is a CUDA build; the package's metadata may not.
+        "packages": {name: _version(name) for name in PACKAGES} | {"torch": torch.__version__},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(device),

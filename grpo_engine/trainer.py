@@ -28,6 +28,7 @@ from .forward import causal_lm, context_length
 from .groups import Batch, batch_from_json, batch_to_json, micro_batches
 from .learn import MicroBatches, accumulate_gradient, score_logprobs
 from .ledger import Ledger
+from .metrics import step_metrics
 from .model import load_policy
 from .optim import Optimizer, learning_rate
 from .resume import check_same_config, check_same_data, check_same_policy, probe
@@ -125,7 +126,7 @@ class Trainer:
             learned |= self._update(learned, clock)
             self._commit(batch, fresh, skipped=bool(learned["skipped"]))
             self._changing = False
-            self._unwritten = self._step_metrics(batch, micros, learned, clock)
+            self._unwritten = step_metrics(self.state.step, batch, micros, learned, clock)
         if not learned["tokens"]:
             self.display.say(
                 f"step {self.state.step}: nothing to learn from: of {len(batch.rollouts)} samples "
@@ -212,29 +213,6 @@ class Trainer:
         else:
             state.skipped_in_row = 0
             self.collector.sampler.update_policy()
-
-    def _step_metrics(
-        self, batch: Batch, micros: MicroBatches, learned: dict[str, Any], clock: Clock
-    ) -> dict[str, Any]:
-        lengths = torch.tensor(batch.lengths(), dtype=torch.float32)
-        forwarded = [batch.rollouts[s] for micro in micros for s in micro]
-        tokens = sum(len(r.prompt_ids) + len(r.completion_ids) for r in forwarded)
-        truncated = [r.finish_reason == "length" for r in batch.rollouts]
-        return {
-            "step": self.state.step,
-            "loss": learned.pop("loss"),
-            "reward": float(batch.rewards[batch.valid].mean()) if batch.valid.any() else 0.0,
-            "reward_std": batch.reward_std(),
-            "no_signal": 1 - float(batch.signal.float().mean()),
-            **learned,
-            "completion_length": float(lengths.mean()),
-            "truncated": sum(truncated) / len(truncated),
-            "invalid": 1 - float(torch.isfinite(batch.rewards).float().mean()),
-            "policy_version": batch.rollouts[0].policy_version,
-            "tokens_per_s_sample": clock.rate(float(lengths.sum()), "sample"),
-            "tokens_per_s_train": clock.rate(tokens, "train", "update"),
-            "time_ms": {stage: round(ms, 3) for stage, ms in clock.ms.items()},
-        }
 
     def _evaluate_if_due(self) -> None:
         """Before the first step, every so often and after the last; once a step, resumed or not."""
