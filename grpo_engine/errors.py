@@ -30,3 +30,10 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         raise UserError(
             f"{purpose} needs the package {package}: pip install 'grpo-engine[{extra}]'"
         ) from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a library's error, or the line with the sizes if it only announces one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    sizes = [line for line in lines if "size mismatch" in line or "MISMATCH" in line]
+    return (sizes or lines or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Loading: any transformers causal LM, quantised if asked, with LoRA and a reference policy."""
+"""Loading: any transformers causal LM, quantised if asked, and the policy it is trained as."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from .config import LoraConfig, ModelConfig
-from .errors import UserError, require
+from .errors import UserError, first_line, require
 from .forward import check_model, head_of
-
-TRAINED, REFERENCE = "default", "reference"  # names of adapters; peft saves "default" unprefixed
+from .lora import REFERENCE, TRAINED, attach_lora, is_adapter
 
 ReferenceScope = Callable[[], AbstractContextManager[nn.Module]]
 
@@ -54,7 +53,7 @@ def load_policy(
     all_weights_from = str(resume) if resume is not None and lora is None else config.path
     base = load_causal_lm(config, all_weights_from, device)
     check_model(base)
-    model = base if lora is None else _attach_lora(base, config, lora, resume, needs_reference)
+    model = base if lora is None else attach_lora(base, config, lora, resume, needs_reference)
     reference = None
     if needs_reference:
         reference = _reference(model, config, lora, device, resumed=resume is not None)
@@ -87,7 +86,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
     except Exception as error:  # of any type, by what is missing or damaged
         raise UserError(
             f"no tokenizer in {config.path}: put the model's tokenizer files beside its config.json"
-            f" ({_first_line(error)})"
+            f" ({first_line(error)})"
         ) from error
 
 
@@ -110,46 +109,13 @@ def load_causal_lm(config: ModelConfig, path: str, device: torch.device) -> nn.M
             **options,
         )
     except Exception as error:  # of any type, by what is missing or damaged
-        raise UserError(f"can't load a causal LM from {path}: {_first_line(error)}") from error
+        raise UserError(f"can't load a causal LM from {path}: {first_line(error)}") from error
     if missing := sorted(info["missing_keys"]):
         raise UserError(f"{path} lacks {len(missing)} weights of its model, {missing[0]} for one")
     if config.base == "4bit" and device.type == "cpu":
         _keep_4bit_layout(model)
     _switch_dropout_off(model)
     return model if config.base != "none" else model.to(device)
-
-
-def is_adapter(model: nn.Module) -> bool:
-    """Whether `model` is a peft model."""
-    return hasattr(model, "peft_config")
-
-
-def load_adapter(model: nn.Module, folder: Path, name: str) -> None:
-    """Loads the adapter weights of `folder` into the adapter `name` of a peft model.
-
-    Raises UserError unless every key lands and every parameter of the adapter gets one: keys that
-    don't match would leave the base model without its adapter and say nothing.
-    """
-    peft = require("peft", "train", "loading an adapter")
-    load_file = require("safetensors.torch", "train", "loading an adapter").load_file
-    from safetensors import SafetensorError
-
-    try:
-        state = load_file(_adapter_file(folder))
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"the adapter in {folder} is damaged: {error}") from error
-    wanted = set(peft.get_peft_model_state_dict(model, adapter_name=name))
-    if missing := sorted(wanted ^ set(state)):
-        raise UserError(
-            f"the adapter in {folder} doesn't fit the model: {len(missing)} keys have no "
-            f"counterpart, {missing[0]} for one; was it made for another model?"
-        )
-    try:
-        peft.set_peft_model_state_dict(model, state, adapter_name=name)
-    except RuntimeError as error:  # the sizes differ
-        raise UserError(
-            f"the adapter in {folder} doesn't fit the model: {_first_line(error)}"
-        ) from error
 
 
 def _checked_source(path: str) -> str:
@@ -203,78 +169,6 @@ def _quantization(config: ModelConfig) -> Any:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=getattr(torch, config.dtype),
     )
-
-
-def _attach_lora(
-    base: nn.Module,
-    config: ModelConfig,
-    lora: LoraConfig,
-    resume: Path | None,
-    needs_reference: bool,
-) -> nn.Module:
-    peft = require("peft", "train", "LoRA")
-    base.requires_grad_(False)
-    if lora.adapter is None:
-        targets = _named_targets(base, lora.targets)
-        adapter = peft.LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            target_modules=targets,
-            lora_dropout=lora.dropout,
-            task_type="CAUSAL_LM",
-        )
-    else:
-        _adapter_file(Path(lora.adapter))
-        adapter = _adapter_config(lora.adapter)
-        adapter.inference_mode = False
-        adapter.lora_dropout = lora.dropout
-    adapter.base_model_name_or_path = config.path
-    try:
-        model = peft.get_peft_model(base, adapter, adapter_name=TRAINED)
-    except ValueError as error:
-        raise UserError(f"lora.targets don't fit the model: {_first_line(error)}") from error
-    head_of(model)  # refuses an adapter on the head
-    if start := resume or (lora.adapter and Path(lora.adapter)):
-        load_adapter(model, start, TRAINED)
-    if lora.adapter is not None and needs_reference and config.reference is None:
-        frozen = copy.deepcopy(adapter)
-        frozen.inference_mode = True
-        model.add_adapter(REFERENCE, frozen)
-        load_adapter(model, Path(lora.adapter), REFERENCE)
-        model.set_adapter(TRAINED)
-    return model
-
-
-def _named_targets(base: nn.Module, targets: str | list[str]) -> str | list[str]:
-    """The targets as peft takes them; UserError for a name that no module has."""
-    if targets == "all-linear":
-        return targets
-    targets = [targets] if isinstance(targets, str) else targets
-    names = [name for name, _ in base.named_modules()]
-    for target in targets:
-        if not any(f".{name}".endswith(f".{target}") for name in names):
-            raise UserError(f"lora.targets: the model has no module {target}")
-    return targets
-
-
-def _adapter_config(folder: str) -> Any:
-    peft = require("peft", "train", "LoRA")
-    try:
-        adapter = peft.PeftConfig.from_pretrained(folder)
-    except Exception as error:
-        raise UserError(f"{folder} has no readable adapter_config.json: {error!r}") from error
-    if adapter.peft_type != peft.PeftType.LORA:
-        raise UserError(f"{folder} is a {adapter.peft_type.value} adapter; only LoRA can train on")
-    return adapter
-
-
-def _adapter_file(folder: Path) -> Path:
-    file = folder / "adapter_model.safetensors"
-    if not file.is_file() or not (folder / "adapter_config.json").is_file():
-        raise UserError(
-            f"{folder} is no adapter: it needs adapter_config.json and adapter_model.safetensors"
-        )
-    return file
 
 
 def _reference(
@@ -331,10 +225,3 @@ def _second_adapter(model: nn.Module) -> ReferenceScope:
             model.set_adapter(TRAINED)
 
     return scope
-
-
-def _first_line(error: Exception) -> str:
-    """Its first line, or where that only announces one, the line with the sizes."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    sizes = [line for line in lines if "size mismatch" in line or "MISMATCH" in line]
-    return (sizes or lines or [type(error).__name__])[0]
