@@ -84,6 +84,11 @@ def load_tokenizer(config: ModelConfig) -> Any:
             source, trust_remote_code=config.trust_remote_code
         )
     except Exception as error:  # of any type, by what is missing or damaged
+        if not Path(source).exists():
+            raise UserError(
+                f"{config.path} is no folder here, and the hub gave no tokenizer of that name: "
+                f"{first_line(error)}"
+            ) from error
         raise UserError(
             f"no tokenizer in {config.path}: put the model's tokenizer files beside its config.json"
             f" ({first_line(error)})"

@@ -75,9 +75,17 @@ def token_logprob(
         raise ValueError(
             f"targets must be [{len(hidden)}] int64; given {list(targets.shape)} {targets.dtype}"
         )
+    on_cpu = hidden.device.type == "cpu"  # values are looked at where that waits for no device
+    if on_cpu and len(targets) and not 0 <= targets.min() <= targets.max() < len(weight):
+        raise ValueError(
+            f"targets must be from 0 to {len(weight) - 1}; "
+            f"given {int(targets.min())} to {int(targets.max())}"
+        )
     if isinstance(temperature, Tensor):
         temperature = _floating("temperature", temperature, 1)
         _same_shape("temperature", temperature, targets.shape)
+        if on_cpu and not (temperature > 0).all():
+            raise ValueError(f"temperature must be > 0; given {float(temperature.min())}")
     elif not temperature > 0:
         raise ValueError(f"temperature must be > 0; given {temperature}")
     if bias is not None:

@@ -72,6 +72,17 @@ def test_a_folder_without_a_tokenizer(good, capsys):
     assert "no tokenizer in ./bare" in fails(good, capsys)
 
 
+def test_a_name_that_is_neither_a_folder_nor_on_the_hub(good, capsys, monkeypatch):
+    import transformers
+
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("couldn't connect")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", offline)
+    good["model"]["path"] = "tiny-lama"
+    assert "tiny-lama is no folder here" in fails(good, capsys)
+
+
 def test_a_tokenizer_of_another_model(good, capsys):
     make_model(vocab_size=20).save_pretrained("small")
     make_tokenizer().save_pretrained("small")
