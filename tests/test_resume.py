@@ -170,6 +170,18 @@ def test_an_evaluation_that_was_interrupted_is_made_up_once(model_folder, tmp_pa
     assert evaluated == [0, 2, 4]
 
 
+@pytest.mark.parametrize("stop", [0, 2])
+def test_an_evaluation_that_was_made_is_not_made_again(model_folder, tmp_path, stop):
+    held_out = tmp_path / "eval.jsonl"
+    held_out.write_text(json.dumps({"prompt": "say b", "answer": "7"}) + "\n")
+    data = {"eval_path": str(held_out)}
+    config = tiny_config(model_folder, tmp_path, data=data, train={"steps": 4, "eval_every": 2})
+    stop_after(config, stop)
+    Trainer(config, resume=True).run()
+    evaluated = [line["step"] for line in metrics_of(config) if "eval_reward" in line]
+    assert evaluated == [0, 2, 4]
+
+
 def test_a_copied_checkpoint_folder_is_left_alone(model_folder, tmp_path):
     config = tiny_config(model_folder, tmp_path)
     stop_after(config, 2)

@@ -99,29 +99,41 @@ def test_gradient_checkpointing_gives_the_same_weights(model_folder, tmp_path):
         torch.testing.assert_close(weights[0][name], weights[1][name], rtol=0, atol=1e-6)
 
 
-def nan_at(monkeypatch: pytest.MonkeyPatch, steps: set[int], trainer: Trainer) -> None:
-    """One NaN log-prob in the training forward of these steps."""
+def nan_at(
+    monkeypatch: pytest.MonkeyPatch, steps: set[int], trainer: Trainer, where: str = "loss"
+) -> None:
+    """One NaN log-prob in the training forward of these steps, or one NaN in its gradient."""
     real = learn.completion_logprobs
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        return torch.cat([gradient[:1] * float("nan"), gradient[1:]])
 
     def poisoned(*args):
         logp, entropy = real(*args)
         if trainer.state.step + 1 in steps and torch.is_grad_enabled():
-            logp = torch.cat([logp[:1] * float("nan"), logp[1:]])
+            if where == "loss":
+                logp = torch.cat([logp[:1] * float("nan"), logp[1:]])
+            else:
+                logp.register_hook(spoil)
         return logp, entropy
 
     monkeypatch.setattr(learn, "completion_logprobs", poisoned)
 
 
-def test_a_nan_step_is_skipped_counted_and_reported(model_folder, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_nan_step_is_skipped_counted_and_reported(
+    model_folder, tmp_path, monkeypatch, capsys, where
+):
     config = tiny_config(
         model_folder, tmp_path, train={"steps": 3, "checkpoint_every": 1, "keep_checkpoints": 3}
     )
     trainer = Trainer(config)
-    nan_at(monkeypatch, {2}, trainer)
+    nan_at(monkeypatch, {2}, trainer, where)
     state = trainer.run()
     lines = metrics_of(config)
     assert [line["skipped"] for line in lines] == [0, 1, 0]
-    assert lines[1]["loss"] is None and lines[1]["nonfinite"] == 1
+    assert lines[1]["loss" if where == "loss" else "grad_norm"] is None
+    assert lines[1]["nonfinite"] == (1 if where == "loss" else 0)
     assert state.skipped == 1 and "not finite" in capsys.readouterr().out
     one, two, three = (
         load_file(tmp_path / "run" / "checkpoints" / f"step-00000{k}" / "model/model.safetensors")
