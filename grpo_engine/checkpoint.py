@@ -37,9 +37,7 @@ def save_checkpoint(
     `save_weights` gets the folder for the weights. Raises OSError if the disk can't take it; the
     checkpoints that were there stay.
     """
-    target = root / f"step-{step:06d}"
-    if (target / STATE).is_file():
-        return target
+    target = _folder(root, step)
 
     def write(folder: Path) -> None:
         save_weights(folder)
@@ -51,6 +49,11 @@ def save_checkpoint(
     for old in list_checkpoints(root)[:-keep]:
         shutil.rmtree(old)
     return target
+
+
+def is_saved(root: Path, step: int) -> bool:
+    """Whether there is a checkpoint of this step."""
+    return (_folder(root, step) / STATE).is_file()
 
 
 def list_checkpoints(root: Path) -> list[Path]:
@@ -99,6 +102,10 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> None:
         temporary.rename(target)
         shutil.rmtree(old)
     _sync(target.parent)
+
+
+def _folder(root: Path, step: int) -> Path:
+    return root / f"step-{step:06d}"
 
 
 def _sync(path: Path) -> None:

@@ -1,6 +1,7 @@
 """From tasks to a batch: prompts are drawn, groups sampled, completions rewarded."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
@@ -77,10 +78,8 @@ class Collector:
             ledger.samples(step, batch, prompts, [decode(r.completion_ids) for r in batch.rollouts])
         return batch
 
-    def evaluate(self, step: int) -> float | None:
-        """Mean reward of greedy answers to the held-out tasks; None without any."""
-        if self.heldout is None:
-            return None
+    def evaluate(self, step: int) -> float:
+        """Mean reward of greedy answers to the held-out tasks, of which there must be some."""
         chosen = range(len(self.heldout.tasks))[: self.config.data.eval_limit]
         ids = [self.heldout.ids[i] for i in chosen]
         groups = self.sampler.generate(ids, 1, self._params(temperature=0.0))
@@ -89,16 +88,8 @@ class Collector:
         return sum(rewards) / len(rewards)
 
     def _params(self, **changes: Any) -> SamplingParams:
-        s = self.config.sampling
-        params = {
-            "temperature": s.temperature,
-            "top_p": s.top_p,
-            "top_k": s.top_k,
-            "min_p": s.min_p,
-            "repetition_penalty": s.repetition_penalty,
-            "max_tokens": s.max_tokens,
-            "stop": tuple(s.stop),
-        }
+        params = asdict(self.config.sampling)
+        del params["group_size"]  # the rest are the fields of SamplingParams
         return SamplingParams(**(params | changes))
 
     def _score(

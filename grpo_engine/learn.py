@@ -40,9 +40,10 @@ def accumulate_gradient(
     model.train()
     for micro in micros:
         logp, entropy = _logprobs(model, batch, micro)
+        old = _packed(batch.old_logp, micro, logp)
         out = grpo_loss(
             logp,
-            _packed(batch.old_logp, micro, logp),
+            old,
             _packed(batch.ref_logp, micro, logp),
             advantages=batch.advantages[micro].to(logp),
             cu_seqlens=_offsets(lengths[micro], logp.device),
@@ -52,7 +53,6 @@ def accumulate_gradient(
         if torch.isfinite(out.loss):
             out.loss.backward()
         sampled = torch.cat([batch.rollouts[s].logp_sampler for s in micro]).to(logp)
-        old = _packed(batch.old_logp, micro, logp)
         gap = ((logp.detach() if old is None else old) - sampled).abs()
         totals.add(out.loss.detach(), out.metrics, entropy=entropy, logp_gap=gap)
     return totals.metrics()

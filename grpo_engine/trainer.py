@@ -14,6 +14,7 @@ import torch
 
 from .checkpoint import (
     Checkpoint,
+    is_saved,
     list_checkpoints,
     load_checkpoint,
     save_checkpoint,
@@ -243,6 +244,8 @@ class Trainer:
 
     def _save(self) -> None:
         state = self.state
+        if is_saved(self.ledger.checkpoints, state.step):
+            return
         tensors, optimizer = self.optimizer.state()
         values = {
             "state": {**vars(state), "batch": state.batch and batch_to_json(state.batch)},
