@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import make_model, make_tokenizer, write_jsonl
 
+from conftest import make_model, make_tokenizer, write_jsonl
 from grpo_engine.cli import main
 
 ROWS = [{"prompt": f"say {word}", "answer": "7"} for word in ("one", "two", "three", "four")]

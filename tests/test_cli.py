@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import CHARS, make_model, make_tokenizer, write_jsonl
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from conftest import CHARS, make_model, make_tokenizer, write_jsonl
 from grpo_engine.checkpoint import list_checkpoints, load_checkpoint
 from grpo_engine.cli import main
 

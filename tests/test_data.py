@@ -9,8 +9,8 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from conftest import write_jsonl
 
+from conftest import write_jsonl
 from grpo_engine.config import RewardConfig
 from grpo_engine.data import Task, TaskStream, fingerprint, load_tasks
 from grpo_engine.errors import UserError

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from conftest import FAMILIES, make_model
-from oracles import stock_logprobs
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -15,8 +13,10 @@ from transformers import (
     PhiConfig,
 )
 
+from conftest import FAMILIES, make_model
 from grpo_engine import UserError
 from grpo_engine.forward import check_head, completion_logprobs, head_of
+from oracles import stock_logprobs
 
 # Prompts and completions of length 1, around gemma3's window of 8, and well beyond it; one of the
 # completions holds the pad and EOS ids, one is empty.

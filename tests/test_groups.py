@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-from conftest import make_model
 
+from conftest import make_model
 from grpo_engine.config import GroupsConfig
 from grpo_engine.groups import batch_from_json, batch_to_json, make_batch, micro_batches
 from grpo_engine.kernels.options import GRPOOptions

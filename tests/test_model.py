@@ -8,15 +8,15 @@ import bitsandbytes as bnb
 import peft
 import pytest
 import torch
-from conftest import make_model, make_tokenizer
-from oracles import stock_logprobs
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from conftest import make_model, make_tokenizer
 from grpo_engine import GroupSampler, SamplingParams, UserError
 from grpo_engine.config import LoraConfig, ModelConfig
 from grpo_engine.forward import causal_lm, completion_logprobs
 from grpo_engine.model import Policy, load_policy
+from oracles import stock_logprobs
 
 PROMPT, COMPLETION = list(range(3, 15)), list(range(30, 50))
 LINEARS = {

@@ -5,14 +5,14 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from conftest import make_model, save_model_folder
-from oracles import stock_logprobs
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from conftest import make_model, save_model_folder
 from grpo_engine.config import LoraConfig, ModelConfig
 from grpo_engine.forward import completion_logprobs, evaluating
 from grpo_engine.model import Policy, load_policy
+from oracles import stock_logprobs
 
 PROMPTS, COMPLETIONS = [list(range(3, 15)), [9]], [list(range(30, 50)), list(range(60, 70))]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from conftest import make_model
 from safetensors.torch import load_file, save_file
 from transformers import dynamic_module_utils
 
+from conftest import make_model
 from grpo_engine import UserError
 from grpo_engine.config import LoraConfig, ModelConfig
 from grpo_engine.forward import completion_logprobs

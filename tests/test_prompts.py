@@ -3,9 +3,9 @@
 import copy
 
 import pytest
-from conftest import BOS, CHARS, EOS, make_tokenizer
 from tokenizers import processors
 
+from conftest import BOS, CHARS, EOS, make_tokenizer
 from grpo_engine.errors import UserError
 from grpo_engine.prompts import check_room, encode_prompt, prompt_tail, to_messages
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from conftest import FAMILIES, make_model
-from oracles import stock_logprobs
 
+from conftest import FAMILIES, make_model
 from grpo_engine import GroupSampler, Rollout, SamplingParams
+from oracles import stock_logprobs
 
 # Lengths 1, window - 1, window, window + 1 of the gemma3 here, and well beyond it.
 PROMPTS = [[9], *(list(range(3 + n, 3 + 2 * n)) for n in (7, 8, 9, 30))]

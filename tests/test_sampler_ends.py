@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from conftest import CHARS, make_model, make_tokenizer
-from oracles import script_model, stock_logprobs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from conftest import CHARS, make_model, make_tokenizer
 from grpo_engine import GroupSampler, Rollout, SamplingParams, UserError
+from oracles import script_model, stock_logprobs
 
 EOS, HASH = 1, 3 + CHARS.index("#")
 

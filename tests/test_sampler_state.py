@@ -5,13 +5,13 @@ import copy
 import peft
 import pytest
 import torch
-from conftest import make_model
-from oracles import stock_logprobs
 from torch import nn
 from transformers import LlamaForCausalLM, MambaConfig, MambaForCausalLM
 
+from conftest import make_model
 from grpo_engine import GroupSampler, Rollout, SamplingParams, UserError
 from grpo_engine.forward import causal_lm
+from oracles import stock_logprobs
 
 PROMPTS = [list(range(3, 8)), list(range(10, 40))]
 PARAMS = SamplingParams(max_tokens=12, seed=1, ignore_eos=True)
