@@ -5,14 +5,19 @@ from pathlib import Path
 from pybind11.setup_helpers import Pybind11Extension
 from setuptools import setup
 
+# OpenMP: torch's own threads, whose runtime is loaded first. Comparisons may be turned into selects
+# (no traps are read), as vector code needs.
+FLAGS = "-O3 -fopenmp -ffp-contract=fast -fno-trapping-math -Wno-psabi".split()
+
 setup(
     ext_modules=[
         Pybind11Extension(
             "grpo_engine._C",
             sorted(str(path) for path in Path("csrc").glob("*.cpp")),
-            depends=sorted(str(path) for path in Path("csrc").glob("*.hpp")),
+            depends=sorted(str(path) for path in Path("csrc").glob("*.[hi]*")),
             cxx_std=17,
-            extra_compile_args=["-O3"],
+            extra_compile_args=FLAGS,
+            extra_link_args=["-fopenmp"],
         )
     ]
 )

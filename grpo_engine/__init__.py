@@ -8,7 +8,14 @@ import importlib
 from .errors import UserError
 from .kernels.options import GRPOOptions
 from .kernels.reference import LossOutput
-from .ops import check_offsets, group_advantages, grpo_loss, pack_groups, token_logprob
+from .ops import (
+    check_offsets,
+    group_advantages,
+    grpo_loss,
+    linear_grpo_loss,
+    pack_groups,
+    token_logprob,
+)
 from .rollout import Rollout, SamplingParams
 
 _LAZY = {"GroupSampler": "sampler"}
@@ -23,6 +30,7 @@ __all__ = [
     "check_offsets",
     "group_advantages",
     "grpo_loss",
+    "linear_grpo_loss",
     "pack_groups",
     "token_logprob",
 ]

@@ -130,7 +130,7 @@ class TrainConfig:
     """torch's AdamW, or the 8-bit one of bitsandbytes"""
     weight_decay: float = 0.0
     """TRL's default"""
-    token_budget: int = 4096
+    token_budget: int = 8192
     """tokens of a micro-batch with its prompts, padding may double them; bounds memory alone"""
     gradient_checkpointing: bool = False
     """recompute activations in the backward: less memory, about a third more time"""

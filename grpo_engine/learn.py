@@ -50,8 +50,7 @@ def accumulate_gradient(
             options=options,
             normalizer=normalizer,
         )
-        if torch.isfinite(out.loss):
-            out.loss.backward()
+        out.loss.backward()
         sampled = torch.cat([batch.rollouts[s].logp_sampler for s in micro]).to(logp)
         gap = ((logp.detach() if old is None else old) - sampled).abs()
         totals.add(out.loss.detach(), out.metrics, entropy=entropy, logp_gap=gap)
@@ -78,26 +77,26 @@ def _offsets(lengths: Tensor, device: torch.device) -> Tensor:
 
 
 class _Totals:
-    """Sums over the micro-batches; means are over tokens."""
+    """Sums over the micro-batches, on the device until the step ends; means are over tokens."""
 
+    SUMS = ("loss", "tokens", "nonfinite")
     MEANS = ("kl", "ratio_mean", "clip_low", "clip_high", "clip_region", "advantage_abs")
+    PER_TOKEN = ("entropy", "logp_gap")
 
     def __init__(self) -> None:
-        self.loss = 0.0
-        self.tokens = 0.0
-        self.nonfinite = 0
-        self.sums = dict.fromkeys((*self.MEANS, "entropy", "logp_gap"), 0.0)
+        self.added: list[Tensor] = []
 
-    def add(self, loss: Tensor, metrics: dict[str, Tensor], **per_token: Tensor) -> None:
-        tokens = float(metrics["tokens"])
-        self.loss += float(loss)
-        self.tokens += tokens
-        self.nonfinite += int(metrics["nonfinite"])
-        for name in self.MEANS:
-            self.sums[name] += float(metrics[name]) * tokens
-        for name, values in per_token.items():
-            self.sums[name] += float(values.sum())
+    def add(
+        self, loss: Tensor, metrics: dict[str, Tensor], entropy: Tensor, logp_gap: Tensor
+    ) -> None:
+        tokens = metrics["tokens"]
+        sums = loss, tokens, metrics["nonfinite"], *(metrics[name] * tokens for name in self.MEANS)
+        sums = *sums, entropy.sum(), logp_gap.sum()
+        self.added.append(torch.stack([x.float() for x in sums]))
 
     def metrics(self) -> dict[str, float]:
-        means = {name: total / max(1.0, self.tokens) for name, total in self.sums.items()}
-        return {"loss": self.loss, **means, "tokens": self.tokens, "nonfinite": self.nonfinite}
+        names = *self.SUMS, *self.MEANS, *self.PER_TOKEN
+        sums = torch.stack(self.added).sum(0).tolist() if self.added else [0.0] * len(names)
+        totals = dict(zip(names, sums, strict=True))
+        tokens = max(1.0, totals["tokens"])
+        return {name: x if name in self.SUMS else x / tokens for name, x in totals.items()}

@@ -1,22 +1,29 @@
 """The public ops: arguments are checked here, and here an implementation is chosen."""
 
-from collections.abc import Sequence
+import functools
+import importlib
+import os
+import warnings
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from . import checks
+from .checks import check_offsets
 from .kernels import reference
 from .kernels.options import GRPOOptions
 from .kernels.reference import LossOutput
 
-IMPLEMENTATIONS = ("auto", "torch")
+IMPLEMENTATIONS = ("auto", "triton", "cpp", "torch")
+TILE_BYTES = 256 << 20
 
 # Ops inside the engine, with one implementation each.
 head_logits = reference.head_logits
 sample_tokens = reference.sample_tokens
 loss_normalizer = reference.default_normalizer
-HEAD_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def group_advantages(
@@ -34,10 +41,11 @@ def group_advantages(
     group without signal and for samples that are not valid, and signal [P] bool.
     Raises ValueError that names the argument. Reference: kernels/reference.py::group_advantages.
     """
-    rewards = _floating("rewards", rewards, 1)
+    rewards = checks.floating("rewards", rewards, 1)
     check_offsets("cu_groups", cu_groups, len(rewards))
-    valid = _mask("valid", valid, rewards.shape)
-    return reference.group_advantages(rewards, cu_groups, valid, options or GRPOOptions())
+    valid = checks.mask("valid", valid, rewards.shape)
+    op = _loss_module("auto", rewards).group_advantages
+    return op(rewards, cu_groups, valid, options or GRPOOptions())
 
 
 def token_logprob(
@@ -48,51 +56,30 @@ def token_logprob(
     temperature: float | Tensor = 1.0,
     softcap: float | None = None,
     logit_scale: float = 1.0,
+    tile_bytes: int = TILE_BYTES,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of chosen tokens from hidden states, with float32 logits.
+    """Log-probs of chosen tokens from hidden states; the logits are never held.
 
     hidden: [N, D] f32, bf16, f16 (f64 with impl="torch"); weight: [V, D] of the same dtype.
     targets: [N] int64; bias: [V]; temperature: number or [N], > 0.
     softcap: z <- c tanh(z / c); logit_scale: factor of the logits before it.
-    Returns log-prob [N] in nats, differentiable, and entropy [N] in nats, without gradient.
+    tile_bytes: size of the one tile of logits that is held (impl torch holds them all).
+    impl: auto | triton | cpp | torch; auto: triton on CUDA, cpp on the CPU, torch for float64.
+    GEMM units (2 N V D FLOP): 1 without gradient, 2 with a frozen head, 4 with a trained one.
+    Returns log-prob [N] f32 in nats, differentiable, and entropy [N] f32 in nats, without gradient.
     Raises ValueError that names the argument. Reference: kernels/reference.py::token_logprob.
     """
-    _check_impl(impl)
-    for name, x in (("hidden", hidden), ("weight", weight), ("targets", targets)):
-        _tensor(name, x)
-    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(
-            "hidden must be [N, D] and weight [V, D]; "
-            f"given {list(hidden.shape)} and {list(weight.shape)}"
-        )
-    if hidden.dtype not in HEAD_DTYPES or weight.dtype != hidden.dtype:
-        raise ValueError(
-            "hidden and weight must share one of float32, bfloat16, float16 (float64); "
-            f"given {hidden.dtype} and {weight.dtype}"
-        )
-    if targets.shape != hidden.shape[:1] or targets.dtype not in (torch.int64, torch.int32):
-        raise ValueError(
-            f"targets must be [{len(hidden)}] int64; given {list(targets.shape)} {targets.dtype}"
-        )
-    on_cpu = hidden.device.type == "cpu"  # values are looked at where that waits for no device
-    if on_cpu and len(targets) and not 0 <= targets.min() <= targets.max() < len(weight):
-        raise ValueError(
-            f"targets must be from 0 to {len(weight) - 1}; "
-            f"given {int(targets.min())} to {int(targets.max())}"
-        )
-    if isinstance(temperature, Tensor):
-        temperature = _floating("temperature", temperature, 1)
-        _same_shape("temperature", temperature, targets.shape)
-        if on_cpu and not (temperature > 0).all():
-            raise ValueError(f"temperature must be > 0; given {float(temperature.min())}")
-    elif not temperature > 0:
-        raise ValueError(f"temperature must be > 0; given {temperature}")
-    if bias is not None:
-        _same_shape("bias", _tensor("bias", bias), weight.shape[:1])
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap must be > 0; given {softcap}")
-    return reference.token_logprob(hidden, weight, targets, bias, temperature, softcap, logit_scale)
+    temperature = checks.head(hidden, weight, targets, bias, temperature, softcap, tile_bytes)
+    head = bias, temperature, softcap, logit_scale
+    impl = _implementation(impl, hidden)
+    if impl == "torch":
+        return reference.token_logprob(hidden, weight, targets, *head)
+    from .kernels.token_logprob import token_logprob as tiled
+
+    return tiled(
+        hidden, weight, targets, *head, make_rows=_row_backend(impl), tile_bytes=tile_bytes
+    )
 
 
 def grpo_loss(
@@ -121,33 +108,77 @@ def grpo_loss(
     importance_ratio: as logp; truncated sampler/trainer ratio, weights the policy term.
     normalizer: number or scalar tensor that replaces the default denominator, so that any split
     into micro-batches accumulates to the same gradient.
+    impl: auto | triton | cpp | torch; auto: triton on CUDA, cpp on the CPU, torch for float64.
     Returns LossOutput(loss, metrics): a differentiable scalar, and detached scalar tensors.
     Raises ValueError that names the argument. Reference: kernels/reference.py::grpo_loss.
     """
-    _check_impl(impl)
+    logp = checks.floating("logp", logp, 2 if cu_seqlens is None else 1)
+    run = _checked_loss(
+        logp, old_logp, ref_logp, rewards=rewards, cu_groups=cu_groups, cu_seqlens=cu_seqlens,
+        options=options or GRPOOptions(), advantages=advantages, valid=valid, in_loss=in_loss,
+        mask=mask, importance_ratio=importance_ratio, normalizer=normalizer,
+        impl=_implementation(impl, logp),
+    )  # fmt: skip
+    return run(logp)
+
+
+def linear_grpo_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    old_logp: Tensor | None = None,
+    ref_logp: Tensor | None = None,
+    *,
+    cu_seqlens: Tensor,
+    rewards: Tensor | None = None,
+    cu_groups: Tensor | None = None,
+    options: GRPOOptions | None = None,
+    advantages: Tensor | None = None,
+    valid: Tensor | None = None,
+    in_loss: Tensor | None = None,
+    mask: Tensor | None = None,
+    importance_ratio: Tensor | None = None,
+    normalizer: float | Tensor | None = None,
+    bias: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    tile_bytes: int = TILE_BYTES,
+    impl: str = "auto",
+) -> LossOutput:
+    """grpo_loss of token_logprob in one go: a trained head costs 3 GEMM units instead of 4.
+
+    hidden [N, D], weight [V, D], targets [N] and what belongs to the head: as token_logprob.
+    old_logp, ref_logp [N], packed by cu_seqlens [S+1], and what belongs to the loss: as grpo_loss.
+    Token level only: a loss whose token terms need the whole sample (importance_sampling_level
+    "sequence", loss_type vespo) raises ValueError; for those call the two ops.
+    Returns LossOutput, differentiable in hidden, weight and bias.
+    Raises ValueError that names the argument. Reference: the two ops of kernels/reference.py.
+    """
     options = options or GRPOOptions()
-    logp, n_samples = _check_layout(logp, cu_seqlens, mask)
-    old_logp = _like("old_logp", old_logp, logp)
-    ref_logp = _like("ref_logp", ref_logp, logp)
-    if options.beta > 0 and ref_logp is None:
-        raise ValueError(f"ref_logp must be given when beta > 0; beta is {options.beta}")
-    rewards, advantages = _check_credit(rewards, cu_groups, advantages, logp, n_samples, options)
-    if isinstance(normalizer, Tensor) and normalizer.numel() != 1:
-        raise ValueError(f"normalizer must be a scalar; given {list(normalizer.shape)}")
-    return reference.grpo_loss(
-        logp,
-        old_logp,
-        ref_logp,
-        options=options,
-        rewards=rewards,
-        cu_groups=cu_groups,
-        cu_seqlens=cu_seqlens,
-        advantages=advantages,
-        valid=_mask("valid", valid, (n_samples,)),
-        in_loss=_mask("in_loss", in_loss, (n_samples,)),
-        mask=_mask("mask", mask, logp.shape),
-        importance_ratio=_like("importance_ratio", importance_ratio, logp),
-        normalizer=normalizer,
+    if options.importance_sampling_level == "sequence" or options.loss_type == "vespo":
+        raise ValueError(
+            "linear_grpo_loss is for token-level losses; given loss_type "
+            f"{options.loss_type} at level {options.importance_sampling_level}: "
+            "call token_logprob and grpo_loss"
+        )
+    temperature = checks.head(hidden, weight, targets, bias, temperature, softcap, tile_bytes)
+    impl = _implementation(impl, hidden)
+    exact = torch.promote_types(hidden.dtype, torch.float32)
+    loss_of = _checked_loss(
+        hidden.new_empty(len(hidden), dtype=exact), old_logp, ref_logp, rewards=rewards,
+        cu_groups=cu_groups, cu_seqlens=cu_seqlens, options=options, advantages=advantages,
+        valid=valid, in_loss=in_loss, mask=mask, importance_ratio=importance_ratio,
+        normalizer=normalizer, impl=impl,
+    )  # fmt: skip
+    head = bias, temperature, softcap, logit_scale
+    if impl == "torch":
+        return loss_of(reference.token_logprob(hidden, weight, targets, *head)[0])
+    from .kernels.linear_grpo import linear_grpo_loss as fused
+
+    rows = _row_backend(impl)
+    return fused(
+        hidden, weight, targets, *head, loss_of=loss_of, make_rows=rows, tile_bytes=tile_bytes
     )
 
 
@@ -187,103 +218,102 @@ def pack_groups(
     )
 
 
-def check_offsets(name: str, offsets: Tensor, total: int) -> None:
-    """Raises ValueError unless `offsets` is int32, starts at 0, never falls and ends at `total`.
-
-    The values are looked at only on the CPU: on a device that would wait for it.
-    """
-    _tensor(name, offsets)
-    if offsets.dim() != 1 or len(offsets) < 1 or offsets.dtype != torch.int32:
-        raise ValueError(
-            f"{name} must be int32 offsets in one dimension; "
-            f"given {list(offsets.shape)} {offsets.dtype}"
-        )
-    if offsets.device.type != "cpu":
-        return
-    values = offsets.tolist()
-    if values[0] != 0 or values[-1] != total or values != sorted(values):
-        raise ValueError(f"{name} must start at 0, never fall and end at {total}; given {values}")
-
-
-def _check_impl(impl: str) -> None:
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}; given {impl!r}")
-
-
-def _check_layout(
-    logp: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None
-) -> tuple[Tensor, int]:
-    logp = _floating("logp", logp, 2 if cu_seqlens is None else 1)
-    if cu_seqlens is not None:
-        check_offsets("cu_seqlens", cu_seqlens, len(logp))
-        return logp, len(cu_seqlens) - 1
-    if mask is None:
-        raise ValueError("mask must be given with padded logp [S, T]")
-    return logp, len(logp)
-
-
-def _check_credit(
+def _checked_loss(
+    logp: Tensor,
+    old_logp: Tensor | None,
+    ref_logp: Tensor | None,
+    *,
+    options: GRPOOptions,
+    impl: str,
+    cu_seqlens: Tensor | None,
     rewards: Tensor | None,
     cu_groups: Tensor | None,
     advantages: Tensor | None,
-    logp: Tensor,
-    n_samples: int,
-    options: GRPOOptions,
-) -> tuple[Tensor | None, Tensor | None]:
-    if (rewards is None) == (advantages is None):
-        raise ValueError("give either rewards with cu_groups, or advantages; not both, not neither")
-    if rewards is not None:
-        if cu_groups is None:
-            raise ValueError("cu_groups must be given with rewards")
-        rewards = _floating("rewards", rewards, 1)
-        _same_shape("rewards", rewards, (n_samples,))
-        check_offsets("cu_groups", cu_groups, n_samples)
-        return rewards, None
-    per_sample = _tensor("advantages", advantages).shape == (n_samples,)
-    if not per_sample and advantages.shape != logp.shape:
-        raise ValueError(
-            f"advantages must be [{n_samples}] or {list(logp.shape)}; "
-            f"given {list(advantages.shape)}"
+    valid: Tensor | None,
+    in_loss: Tensor | None,
+    mask: Tensor | None,
+    importance_ratio: Tensor | None,
+    normalizer: float | Tensor | None,
+) -> Callable[[Tensor], LossOutput]:
+    """The loss as a function of log-probs that look like `logp`, all else checked and bound."""
+    n_samples = checks.layout(logp, cu_seqlens, mask)
+    if options.beta > 0 and ref_logp is None:
+        raise ValueError(f"ref_logp must be given when beta > 0; beta is {options.beta}")
+    rewards, advantages = checks.credit(rewards, cu_groups, advantages, logp, n_samples, options)
+    if isinstance(normalizer, Tensor) and normalizer.numel() != 1:
+        raise ValueError(f"normalizer must be a scalar; given {list(normalizer.shape)}")
+    return functools.partial(
+        _loss_module(impl, logp).grpo_loss,
+        old_logp=checks.like("old_logp", old_logp, logp),
+        ref_logp=checks.like("ref_logp", ref_logp, logp),
+        options=options,
+        rewards=rewards,
+        cu_groups=cu_groups,
+        cu_seqlens=cu_seqlens,
+        advantages=advantages,
+        valid=checks.mask("valid", valid, (n_samples,)),
+        in_loss=checks.mask("in_loss", in_loss, (n_samples,)),
+        mask=checks.mask("mask", mask, logp.shape),
+        importance_ratio=checks.like("importance_ratio", importance_ratio, logp),
+        normalizer=normalizer,
+    )
+
+
+def _implementation(impl: str, x: Tensor) -> str:
+    """The implementation that runs; ValueError for one that can't run on this tensor."""
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}; given {impl!r}")
+    device = x.device.type
+    if impl == "auto":
+        if x.dtype == torch.float64 or device not in ("cpu", "cuda"):
+            return "torch"
+        return "cpp" if device == "cpu" else _triton_or_torch()
+    if impl != "torch" and x.dtype == torch.float64:
+        raise ValueError(f"float64 goes only with impl 'torch'; given {impl!r}")
+    if impl == "cpp" and device != "cpu":
+        raise ValueError(f"impl 'cpp' needs CPU tensors; given {device}")
+    if impl == "triton" and device != "cuda":
+        if device != "cpu" or os.environ.get("TRITON_INTERPRET") != "1":
+            raise ValueError(
+                "impl 'triton' needs CUDA tensors (on CPU tensors it runs only under "
+                f"TRITON_INTERPRET=1); given {device}"
+            )
+    return impl
+
+
+@functools.cache
+def _triton_or_torch() -> str:
+    try:
+        importlib.import_module("triton")
+    except ImportError:
+        warnings.warn(
+            "triton is not installed: CUDA tensors go through the PyTorch reference, slower and "
+            "with all logits in memory; pip install 'grpo-engine[cuda]'",
+            stacklevel=3,
         )
-    if options.loss_type == "vespo" and not per_sample:
-        raise ValueError("advantages must be one per sample for loss_type vespo")
-    return None, _floating("advantages", advantages, advantages.dim())
+        return "torch"
+    return "triton"
 
 
-def _tensor(name: str, x: Any) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise ValueError(f"{name} must be a tensor; given {type(x).__name__}")
-    return x
+def _loss_module(impl: str, x: Tensor) -> ModuleType:
+    """The module of this implementation's group_advantages and grpo_loss."""
+    impl = _implementation(impl, x)
+    if impl == "torch":
+        return reference
+    if impl == "cpp":
+        return importlib.import_module(".cpu", __package__)
+    return _triton_module("group_loss")
 
 
-def _floating(name: str, x: Any, dim: int) -> Tensor:
-    if _tensor(name, x).dim() != dim or not x.is_floating_point():
-        raise ValueError(
-            f"{name} must be a float tensor in {dim} dimensions; given {list(x.shape)} {x.dtype}"
-        )
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+def _row_backend(impl: str) -> Callable[[], Any]:
+    """What makes the head's GEMMs and row passes."""
+    if impl == "cpp":
+        return importlib.import_module(".cpu", __package__).CpuRows
+    return _triton_module("head_rows").TritonRows
 
 
-def _like(name: str, x: Tensor | None, logp: Tensor) -> Tensor | None:
-    if x is None:
-        return None
-    x = _floating(name, x, logp.dim())
-    _same_shape(name, x, logp.shape)
-    return x
-
-
-def _mask(name: str, x: Tensor | None, shape: Sequence[int]) -> Tensor | None:
-    if x is None:
-        return None
-    if _tensor(name, x).is_floating_point():
-        raise ValueError(f"{name} must be bool or 0/1 integers; given {x.dtype}")
-    _same_shape(name, x, shape)
-    # Values are looked at only on the CPU: on a device that would wait for it.
-    if x.dtype != torch.bool and x.device.type == "cpu" and ((x != 0) & (x != 1)).any():
-        raise ValueError(f"{name} must hold 0 and 1; given up to {int(x.max())}")
-    return x.bool()
-
-
-def _same_shape(name: str, x: Tensor, shape: Sequence[int]) -> None:
-    if tuple(x.shape) != tuple(shape):
-        raise ValueError(f"{name} must be {list(shape)}; given {list(x.shape)}")
+def _triton_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(f".kernels.{name}", __package__)
+    except ImportError as error:
+        raise ImportError(f"impl 'triton' can't run: {error}; install grpo-engine[cuda]") from error

@@ -1,0 +1,241 @@
+// The token terms of one sample; compiled by cpu_loss.cpp for each instruction set.
+
+constexpr float kLogRatioBound = 20.0f;  // e^20: beyond it a ratio is an accident
+constexpr float kVespoLogMin = -18.420680744f;
+constexpr int kBlock = 512;  // tokens whose selected inputs lie in L1
+
+// The tokens of a block, masked ones replaced, filled up to whole vectors with masked ones.
+struct alignas(64) Block {
+  int32_t on[kBlock];  // all bits, or none
+  float logp[kBlock], old_logp[kBlock], ref_logp[kBlock], advantage[kBlock], importance[kBlock];
+  float dlogp[kBlock];
+};
+
+// x where the mask is on, else 0 whatever x is.
+GRPO_INLINE float keep(float x, int32_t on) { return bits_as<float>(bits_as<int32_t>(x) & on); }
+GRPO_INLINE Floats keep(Floats x, Mask on) { return bits_as<Floats>(bits_as<Mask>(x) & on); }
+
+GRPO_INLINE Floats load(const float* x) {
+  Floats y;
+  std::memcpy(&y, x, sizeof y);
+  return y;
+}
+
+GRPO_INLINE float sum_of(Floats x) {
+  float sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += x[i];
+  return sum;
+}
+
+inline void copy_kept(float* to, const float* from, const int32_t* on, int n) {
+  for (int i = 0; i < n; ++i) to[i] = keep(from[i], on[i]);
+}
+
+// Fills a block; returns the number of vectors.
+int fill(const LossInputs& in, int64_t sample, int64_t at, int n, Block& b) {
+  const int vectors = (n + kLanes - 1) / kLanes;
+  const int whole = vectors * kLanes;
+  if (in.mask) {
+    for (int i = 0; i < n; ++i) b.on[i] = in.mask[at + i] ? -1 : 0;
+  } else {
+    std::fill(b.on, b.on + n, -1);
+  }
+  copy_kept(b.logp, in.logp + at, b.on, n);
+  copy_kept(b.old_logp, (in.old_logp ? in.old_logp : in.logp) + at, b.on, n);
+  if (in.ref_logp) copy_kept(b.ref_logp, in.ref_logp + at, b.on, n);
+  if (in.per_token) {
+    copy_kept(b.advantage, in.advantages + at, b.on, n);
+  } else {
+    for (int i = 0; i < n; ++i) b.advantage[i] = keep(in.advantages[sample], b.on[i]);
+  }
+  for (int i = 0; i < n; ++i) {
+    b.importance[i] = in.importance && b.on[i] ? in.importance[at + i] : 1.0f;
+  }
+  for (float* x : {b.logp, b.old_logp, b.ref_logp, b.advantage}) std::fill(x + n, x + whole, 0.0f);
+  std::fill(b.importance + n, b.importance + whole, 1.0f);
+  std::fill(b.on + n, b.on + whole, 0);
+  return vectors;
+}
+
+// d min(min(ratio, delta) A, clamp(ratio) A) / d ratio, over A.
+template <typename X>
+GRPO_INLINE X clipped_slope(const LossOptions& o, X ratio, X a) {
+  const X one = splat<X>(1), zero = splat<X>(0);
+  const X free = select(ratio > o.delta, splat<X>(o.delta), ratio);
+  const X clipped = clamp(ratio, o.ratio_low, o.ratio_high);
+  const X free_slope = select(ratio <= o.delta, one, zero);
+  const X clipped_slope = select((ratio >= o.ratio_low) & (ratio <= o.ratio_high), one, zero);
+  return select(free * a <= clipped * a, free_slope, clipped_slope);
+}
+
+// The policy term of tokens and its derivative by the log-prob, importance ratio left out.
+template <Term term>
+GRPO_INLINE void policy(const LossOptions& o, const Row& row, Floats ratio, Floats a, Floats logp,
+                        Floats& value, Floats& slope) {
+  const auto all = [](float x) { return splat<Floats>(x); };
+  if constexpr (term == Term::clipped) {
+    const Floats free = select(ratio > o.delta, all(o.delta), ratio) * a;
+    const Floats clipped = clamp(ratio, o.ratio_low, o.ratio_high) * a;
+    value = -select(free <= clipped, free, clipped);
+    slope = -clipped_slope(o, ratio, a) * a * ratio;
+  } else if constexpr (term == Term::cispo) {
+    slope = -select(ratio > o.ratio_high, all(o.ratio_high), ratio) * a;
+    value = slope * logp;
+  } else if constexpr (term == Term::sapo) {
+    const Floats tau = select(a > 0.0f, all(o.sapo_positive), all(o.sapo_negative));
+    const Floats gate = 1.0f / (1.0f + exp_fast(-tau * (ratio - 1.0f)));
+    value = -a * (4.0f / tau) * gate;
+    slope = -4.0f * a * gate * (1.0f - gate) * ratio;
+  } else {
+    slope = -row.phi * a;
+    value = slope * logp;
+  }
+}
+
+// The KL term of tokens and its derivative by the log-prob.
+GRPO_INLINE void kl_term(const LossOptions& o, Floats ref, Floats logp, Floats token_ratio,
+                         Floats moves, Floats& value, Floats& slope) {
+  const Floats raw = ref - logp, x = clamp(raw, -kLogRatioBound, kLogRatioBound);
+  const Floats follows = select((raw >= -kLogRatioBound) & (raw <= kLogRatioBound),
+                                splat<Floats>(1), splat<Floats>(0));
+  const Floats e = exp_fast(x);
+  value = o.kl_exp * (e - 1.0f) - o.kl_linear * x + (o.kl_square * 0.5f) * x * x;
+  slope = (o.kl_linear - o.kl_exp * e - o.kl_square * x) * follows;
+  if (o.weighted_kl) {
+    slope = token_ratio * (slope + value * moves);
+    value = token_ratio * value;
+  }
+}
+
+template <Term term, bool sequence, bool has_ref>
+void block_loss(const LossOptions& o, const Row& row, Block& b, int vectors, Sums& sums) {
+  constexpr bool ratio_has_gradient = term == Term::clipped || term == Term::sapo;
+  const Floats one = splat<Floats>(1), zero = splat<Floats>(0);
+  Floats loss{}, kl_sum{}, ratio_sum{}, low{}, high{}, a_sum{}, bad{};
+  Floats ratio_min = splat<Floats>(sums.ratio_min), ratio_max = splat<Floats>(sums.ratio_max);
+  for (int at = 0; at < vectors * kLanes; at += kLanes) {
+    Mask on;
+    std::memcpy(&on, b.on + at, sizeof on);
+    const Floats a = load(b.advantage + at), importance = load(b.importance + at);
+    const Floats logp = load(b.logp + at), old = load(b.old_logp + at), gap = logp - old;
+    const Floats moves = select((gap >= -kLogRatioBound) & (gap <= kLogRatioBound), one, zero);
+    const Floats token_ratio = exp_fast(clamp(gap, -kLogRatioBound, kLogRatioBound));
+    const Floats ratio = sequence ? splat<Floats>(row.ratio) : token_ratio;
+    Floats value, slope;
+    policy<term>(o, row, ratio, a, logp, value, slope);
+    // The importance ratio of vespo is inside its weight.
+    if constexpr (term != Term::vespo) value *= importance, slope *= importance;
+    if constexpr (sequence) slope = splat<Floats>(row.ratio_slope);
+    if constexpr (ratio_has_gradient) slope *= moves;
+    Mask finite = is_finite(logp) & is_finite(old);
+    if constexpr (has_ref) {
+      const Floats ref = load(b.ref_logp + at);
+      Floats kl, kl_slope;
+      kl_term(o, ref, logp, token_ratio, moves, kl, kl_slope);
+      value += o.beta * kl;
+      slope += o.beta * kl_slope;
+      kl_sum += keep(kl, on);
+      bad += select(is_finite(ref), zero, one);
+    }
+    bad += select(finite, zero, one) + select(is_finite(a), zero, one) +
+           select(is_finite(importance), zero, one);
+    const Floats dlogp = keep(slope * row.weight, on);
+    std::memcpy(b.dlogp + at, &dlogp, sizeof dlogp);
+    loss += keep(value, on);
+    ratio_sum += keep(ratio, on);
+    ratio_min = select(on & (ratio < ratio_min), ratio, ratio_min);
+    ratio_max = select(on & (ratio > ratio_max), ratio, ratio_max);
+    if constexpr (term != Term::cispo) {
+      low += select((ratio < o.ratio_low) & (a < 0.0f), one, zero);
+    }
+    high += select((ratio > o.ratio_high) & (a > 0.0f), one, zero);
+    a_sum += select(a < 0.0f, -a, a);
+  }
+  sums.loss += static_cast<double>(sum_of(loss)) * row.weight;
+  sums.kl += sum_of(kl_sum);
+  sums.ratio += sum_of(ratio_sum);
+  sums.clip_low += sum_of(low);
+  sums.clip_high += sum_of(high);
+  sums.advantage_abs += sum_of(a_sum);
+  sums.nonfinite += sum_of(bad);
+  for (int i = 0; i < kLanes; ++i) {
+    sums.ratio_min = std::min(sums.ratio_min, ratio_min[i]);
+    sums.ratio_max = std::max(sums.ratio_max, ratio_max[i]);
+  }
+}
+
+// What a whole sample must know before its first token: vespo's weight, the sequence's ratio.
+void sweep_sample(const LossInputs& in, const LossOptions& o, int64_t sample, Row& row,
+                  int64_t tokens) {
+  double log_ratios = 0, log_importance = 0, positive = 0, negative = 0;
+  Block b;
+  for (int64_t at = row.start; at < row.end; at += kBlock) {
+    const int n = static_cast<int>(std::min<int64_t>(kBlock, row.end - at));
+    fill(in, sample, at, n, b);
+    double gaps = 0, up = 0, down = 0;  // many equal floats round the same way
+    for (int i = 0; i < n; ++i) {
+      gaps += clamp(b.logp[i] - b.old_logp[i], -kLogRatioBound, kLogRatioBound);
+      const double credit = static_cast<double>(b.advantage[i]) * b.importance[i];
+      up += b.advantage[i] > 0 ? credit : 0;
+      down += b.advantage[i] > 0 ? 0 : credit;
+    }
+    log_ratios += gaps, positive += up, negative += down;
+    if (o.term != Term::vespo || !in.importance) continue;
+    for (int i = 0; i < n; ++i) {
+      log_importance += clamp(std::log(b.importance[i]), kVespoLogMin, kLogRatioBound);
+    }
+  }
+  if (o.sequence) {
+    const double count = static_cast<double>(std::max<int64_t>(tokens, 1));
+    row.ratio = static_cast<float>(std::exp(log_ratios / count));
+    row.ratio_slope = static_cast<float>(-(clipped_slope(o, row.ratio, 1.0f) * positive +
+                                           clipped_slope(o, row.ratio, -1.0f) * negative) *
+                                         row.ratio / count);
+    return;
+  }
+  const float log_w =
+      clamp(static_cast<float>(log_ratios + log_importance), kVespoLogMin, kLogRatioBound);
+  const bool up = in.advantages[sample] >= 0;
+  const float k = up ? o.vespo_k_positive : o.vespo_k_negative;
+  const float lambda = up ? o.vespo_lambda_positive : o.vespo_lambda_negative;
+  row.phi = std::exp(lambda + k * log_w - lambda * std::exp(log_w));
+}
+
+template <Term term, bool sequence, bool has_ref>
+void sample_loss(const LossInputs& in, const LossOptions& o, int64_t sample, Row row, float* dlogp,
+                 Sums& sums) {
+  if constexpr (sequence || term == Term::vespo) sweep_sample(in, o, sample, row, sums.tokens);
+  Block b;
+  for (int64_t at = row.start; at < row.end; at += kBlock) {
+    const int n = static_cast<int>(std::min<int64_t>(kBlock, row.end - at));
+    const int vectors = fill(in, sample, at, n, b);
+    block_loss<term, sequence, has_ref>(o, row, b, vectors, sums);
+    std::copy(b.dlogp, b.dlogp + n, dlogp + at);
+  }
+}
+
+template <Term term, bool sequence>
+void sample_loss(const LossInputs& in, const LossOptions& o, int64_t sample, const Row& row,
+                 float* dlogp, Sums& sums) {
+  if (in.ref_logp) {
+    sample_loss<term, sequence, true>(in, o, sample, row, dlogp, sums);
+  } else {
+    sample_loss<term, sequence, false>(in, o, sample, row, dlogp, sums);
+  }
+}
+
+// One sample: writes dlogp of its tokens, adds to its sums.
+void any_sample_loss(const LossInputs& in, const LossOptions& o, int64_t sample, const Row& row,
+                     float* dlogp, Sums& sums) {
+  switch (o.term) {
+    case Term::clipped:
+      if (o.sequence) return sample_loss<Term::clipped, true>(in, o, sample, row, dlogp, sums);
+      return sample_loss<Term::clipped, false>(in, o, sample, row, dlogp, sums);
+    case Term::cispo:
+      return sample_loss<Term::cispo, false>(in, o, sample, row, dlogp, sums);
+    case Term::sapo:
+      return sample_loss<Term::sapo, false>(in, o, sample, row, dlogp, sums);
+    case Term::vespo:
+      return sample_loss<Term::vespo, false>(in, o, sample, row, dlogp, sums);
+  }
+}

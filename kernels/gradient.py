@@ -1,0 +1,32 @@
+"""A loss whose gradient a kernel has already written: autograd only scales it."""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class KnownGradientFn(torch.autograd.Function):
+    """Returns `loss`; its gradient with respect to logp is `dlogp / normalizer`."""
+
+    @staticmethod
+    def forward(ctx, logp: Tensor, result: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
+        loss, *ctx.gradient = result  # not tensors of the graph: nothing here is differentiable
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, upstream: Tensor) -> tuple[Tensor, None]:
+        dlogp, normalizer = ctx.gradient
+        if normalizer is None and upstream.device.type == "cpu" and upstream.item() == 1.0:
+            return dlogp, None  # on a device this look at the value would wait for it
+        return dlogp * (upstream if normalizer is None else upstream / normalizer), None
+
+
+def attach_gradient(
+    logp: Tensor, loss: Tensor, dlogp: Tensor, normalizer: Tensor | None = None
+) -> Tensor:
+    """The scalar `loss`, differentiable: d loss / d logp is dlogp, over normalizer if given.
+
+    logp, dlogp: same shape, f32; normalizer: scalar on the device, read only in the backward.
+    """
+    return KnownGradientFn.apply(logp, (loss, dlogp, normalizer))
