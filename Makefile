@@ -4,8 +4,9 @@ VENV ?= .venv
 SEED ?= 0
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PEERS := $(VENV)/.peers
 
-.PHONY: quickstart test test-all lint clean
+.PHONY: quickstart test test-all cubins bench lint clean
 
 quickstart: $(INSTALLED)
 	rm -rf runs/quickstart
@@ -13,14 +14,23 @@ quickstart: $(INSTALLED)
 	$(BIN)/grpo train examples/quickstart/run.yaml --train.seed $(SEED)
 
 test: $(INSTALLED) lint
-	$(BIN)/python -m pytest -n 2 tests
+	$(BIN)/python -m pytest -n 2 tests --ignore=tests/peers
 
-test-all: test
+# Also the proof against TRL and Liger-Kernel themselves.
+test-all: test $(PEERS)
+	$(BIN)/python -m pytest -n 2 tests/peers
+
+# Every Triton kernel, compiled for sm_80 ... sm_120 without a GPU; fails on a spilled register.
+cubins: $(INSTALLED)
+	$(BIN)/python -m grpo_engine.benchmarks.cubins
+
+bench: $(PEERS)
+	$(BIN)/grpo bench
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.hpp
+	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.hpp csrc/*.inl
 
 # Reinstalled, and so rebuilt, whenever a source of the extension or a pin changes.
 $(INSTALLED): setup.py pyproject.toml requirements-dev.txt $(wildcard csrc/*)
@@ -29,6 +39,10 @@ $(INSTALLED): setup.py pyproject.toml requirements-dev.txt $(wildcard csrc/*)
 	$(BIN)/python -m pip install -q "$$(grep '^torch==' requirements-dev.txt)"
 	$(BIN)/python -m pip install -q -r requirements-dev.txt
 	$(BIN)/python -m pip install -q --no-deps -e .
+	touch $@
+
+$(PEERS): requirements-peers.txt $(INSTALLED)
+	$(BIN)/python -m pip install -q -r requirements-peers.txt -c requirements-dev.txt
 	touch $@
 
 clean:

@@ -1,6 +1,7 @@
-"""The command line: `grpo train | sample | export`. Errors are one line; exit code 2."""
+"""The command line: `grpo train | sample | export | bench`. Errors are one line; exit code 2."""
 
 import argparse
+import importlib.util
 import logging
 import os
 import shlex
@@ -17,6 +18,7 @@ USAGE = """usage: grpo COMMAND ...
   grpo train run.yaml [--resume] [--group.key value ...]   train; grpo train --help lists the keys
   grpo sample RUN PROMPT [-n 4]                             answers of a trained run
   grpo export RUN OUT [--step 20] [--merge]                 its adapter or model as a folder
+  grpo bench [--suite loss|head|all] [--quick]              the kernels against others, here
 """
 
 
@@ -31,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "train": train,
         "sample": sample,
         "export": export,
+        "bench": bench,
     }
     if args[0] not in commands:
         return _fail(f"no command {args[0]!r}; there are {', '.join(commands)}")
@@ -124,6 +127,36 @@ def export(args: list[str]) -> int:
     export_run(given.run, given.out, given.step, given.merge)
     print(f"written: {given.out}")
     return 0
+
+
+def bench(args: list[str]) -> int:
+    """grpo bench: this project's kernels against others, on this machine."""
+    parser = argparse.ArgumentParser(
+        prog="grpo bench",
+        description="Time and memory of the kernels against others; what is wrong is not timed.",
+    )
+    parser.add_argument("--suite", default="all", help="loss, head or all (default)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/bench"), help="default: runs/bench; overwritten"
+    )
+    parser.add_argument("--loss-shape", metavar="SxT", help="samples x tokens of each: 512x512")
+    parser.add_argument(
+        "--head-shape", metavar="NxDxV", help="tokens x hidden size x vocabulary: 2048x1024x151936"
+    )
+    parser.add_argument(
+        "--shapes", choices=("full", "small"), default="full", help="small: does everything run?"
+    )
+    parser.add_argument("--quick", action="store_true", help="without what holds all logits")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
+    parser.add_argument("--threads", type=_positive, help="of the CPU (default: torch's choice)")
+    parser.add_argument("--rounds", type=_positive, default=9, help="at least 7 (default: 9)")
+    given = parser.parse_args(args)
+    if importlib.util.find_spec("transformers") is not None:
+        _quiet()
+    from .benchmarks.run import BenchConfig, faults, run
+
+    found = faults(run(BenchConfig(**vars(given))))
+    return _fail("; ".join(found), code=1) if found else 0
 
 
 def _positive(text: str) -> int:

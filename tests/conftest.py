@@ -1,7 +1,11 @@
 """Tiny random models of several families, tokenizers made here, and run folders."""
 
 import json
+import os
 from pathlib import Path
+
+# Before anything imports Triton: without a GPU its kernels run in its interpreter.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch

@@ -1,0 +1,99 @@
+"""`grpo bench`: the suites one after the other, each written down when it is done."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import UserError
+from . import machine, memory, report
+from .harness import FAILED, WRONG, Row, Timer, run_case
+from .suites import SUITES
+
+LEAST_ROUNDS = 7
+SHAPE_FIELDS = {"loss": ("samples", "length"), "head": ("tokens", "hidden", "vocab")}
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What `grpo bench` was asked for."""
+
+    suite: str = "all"
+    out: Path = Path("runs/bench")
+    shapes: str = "full"
+    """full | small: tiny ones that show whether everything runs, not how fast"""
+    loss_shape: str | None = None
+    """SAMPLESxLENGTH"""
+    head_shape: str | None = None
+    """TOKENSxHIDDENxVOCAB"""
+    device: str | None = None
+    """cpu or cuda; CUDA if there is one"""
+    threads: int | None = None
+    rounds: int = 9
+    quick: bool = False
+    """leaves out what holds all logits"""
+
+
+def run(config: BenchConfig) -> list[Row]:
+    """Measures, writes and shows; UserError for what can't be measured or written."""
+    if config.suite != "all" and config.suite not in SUITES:
+        raise UserError(f"no suite {config.suite!r}; there are {', '.join(SUITES)}, all")
+    if config.rounds < LEAST_ROUNDS:
+        raise UserError(f"--rounds must be at least {LEAST_ROUNDS}; given {config.rounds}")
+    device = _device(config.device)
+    names = list(SUITES) if config.suite == "all" else [config.suite]
+    shapes = {name: _shape(name, config, device) for name in names}
+    report.prepare(config.out)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    small = config.shapes == "small"
+    described = machine.describe(device, small)
+    timer = Timer.on(device, rounds=config.rounds, slice_s=0.0 if small else 0.02)
+    on_cuda = device.type == "cuda"
+    peak = memory.cuda_peak if on_cuda else memory.FreshProcess(torch.get_num_threads())
+    found = []
+    for name in names:
+        rows = []
+        for case in SUITES[name].cases(shapes[name], device, config.quick):
+            print(f"{name} {case.name}: {len(case.providers)} providers", flush=True)
+            rows += run_case(case, timer, peak)
+            paths = report.write(config.out, name, described, rows)
+        report.show(described, rows)
+        print("written:", *paths)
+        found += rows
+    return found
+
+
+def faults(rows: list[Row]) -> list[str]:
+    """Our own providers that gave a wrong result or none, with the reason."""
+    return [
+        f"{row.suite} {row.case} {row.provider}: {row.note}"
+        for row in rows
+        if row.status in (WRONG, FAILED) and row.provider.startswith("ours")
+    ]
+
+
+def _device(name: str | None) -> torch.device:
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise UserError("--device cuda: torch finds no CUDA device")
+    return torch.device(name or ("cuda" if available else "cpu"))
+
+
+def _shape(suite: str, config: BenchConfig, device: torch.device) -> Any:
+    on_cuda = config.shapes == "full" and device.type == "cuda"
+    shape = SUITES[suite].SHAPES["cuda" if on_cuda else config.shapes]
+    text = config.loss_shape if suite == "loss" else config.head_shape
+    if text is None:
+        return shape
+    names = SHAPE_FIELDS[suite]
+    parts = text.split("x")
+    if len(parts) != len(names) or not all(part.isdigit() and int(part) for part in parts):
+        raise UserError(
+            f"--{suite}-shape must be {'x'.join(map(str.upper, names))}; given {text!r}"
+        )
+    try:
+        return replace(shape, **dict(zip(names, map(int, parts), strict=True)))
+    except ValueError as error:
+        raise UserError(f"--{suite}-shape {text}: {error}") from error
