@@ -4,18 +4,25 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "simd.hpp"
 
 namespace grpo {
 
-constexpr int kBlock = 256;  // columns whose maximum is kept
+constexpr int kBlock = 256;  // columns that go through the cache together
 
+// What a thread keeps of a row.
 struct Workspace {
-  std::vector<float> z, block_max;
-  std::vector<float> order;
-  std::vector<int64_t> largest;
+  std::vector<float> block_max, peaks;             // [blocks]
+  std::vector<float> slopes;                       // [columns], filled up to whole blocks
+  std::vector<std::pair<float, int64_t>> largest;  // logit and column
+
+  explicit Workspace(int64_t columns)
+      : block_max((columns + kBlock - 1) / kBlock),
+        peaks(block_max.size()),
+        slopes(block_max.size() * kBlock) {}
 };
 
 struct RowMap {
@@ -31,6 +38,8 @@ struct RowMap {
 namespace grpo {
 namespace {
 
+constexpr int64_t kSerialLogits = 1 << 15;  // fewer are done before a second thread has begun
+
 RowMap row_map(const LogitMap& m, int64_t row) {
   return {m.bias, m.inv_temperature[row], m.softcap, m.logit_scale};
 }
@@ -39,11 +48,9 @@ RowMap row_map(const LogitMap& m, int64_t row) {
 
 void softmax_rows(const Tile& t, const LogitMap& map, bool gradient, const RowStats& out) {
   const auto softmax_row = GRPO_BEST(any_softmax_row);
-#pragma omp parallel
+#pragma omp parallel if (t.rows * t.columns > kSerialLogits)
   {
-    Workspace w;
-    w.z.resize(t.columns);
-    w.block_max.resize((t.columns + kBlock - 1) / kBlock);
+    Workspace w(t.columns);
 #pragma omp for schedule(dynamic, 4)
     for (int64_t row = 0; row < t.rows; ++row) {
       softmax_row(t, row, row_map(map, row), gradient, out, w);
@@ -54,7 +61,7 @@ void softmax_rows(const Tile& t, const LogitMap& map, bool gradient, const RowSt
 void gradient_rows(const Tile& t, const LogitMap& map, const float* lse, const float* logp,
                    const float* upstream) {
   const auto gradient_row = GRPO_BEST(any_gradient_row);
-#pragma omp parallel for schedule(dynamic, 4)
+#pragma omp parallel for schedule(dynamic, 4) if (t.rows * t.columns > kSerialLogits)
   for (int64_t row = 0; row < t.rows; ++row) {
     gradient_row(t, row, row_map(map, row), lse[row], logp[row], upstream[row]);
   }

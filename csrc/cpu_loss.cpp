@@ -28,6 +28,8 @@ struct Row {
 namespace grpo {
 namespace {
 
+constexpr int64_t kSerialTokens = 1 << 14;  // fewer are done before a second thread has begun
+
 bool in_loss(const LossInputs& in, int64_t sample) { return !in.in_loss || in.in_loss[sample]; }
 
 int64_t row_start(const LossInputs& in, int64_t sample) {
@@ -72,7 +74,8 @@ LossResult group_loss(const LossInputs& in, const LossOptions& o, float* dlogp) 
   const auto sample_loss = GRPO_BEST(any_sample_loss);
   std::vector<Sums> sums(static_cast<size_t>(in.samples));
   int64_t tokens = 0, samples = 0;
-#pragma omp parallel for reduction(+ : tokens, samples) if (in.mask)
+#pragma omp parallel for reduction( \
+        + : tokens, samples) if (in.mask && row_start(in, in.samples) > kSerialTokens)
   for (int64_t s = 0; s < in.samples; ++s) {
     if (!in_loss(in, s)) continue;
     sums[s].tokens = count_tokens(in, s);
@@ -82,7 +85,7 @@ LossResult group_loss(const LossInputs& in, const LossOptions& o, float* dlogp) 
   const double normalizer = in.normalizer
                                 ? *in.normalizer
                                 : default_normalizer(o.reduction, o.max_length, samples, tokens);
-#pragma omp parallel for schedule(dynamic, 16)
+#pragma omp parallel for schedule(dynamic, 16) if (row_start(in, in.samples) > kSerialTokens)
   for (int64_t s = 0; s < in.samples; ++s) {
     Row row{row_start(in, s), row_start(in, s + 1), 0, 0, 0, 0};
     if (!in_loss(in, s)) {

@@ -1,6 +1,9 @@
-// bfloat16 and float16 as the 16 bits they are stored in, by integer arithmetic that vectorises.
+// bfloat16 and float16 as the 16 bits they are stored in, 16 of them at a time.
 
 #include "vector_math.inl"
+
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
 
 struct BFloat16 {
   uint16_t bits;
@@ -9,47 +12,81 @@ struct Float16 {
   uint16_t bits;
 };
 
-GRPO_INLINE float widen(float x) { return x; }
+GRPO_INLINE Words select(Mask condition, Words yes, Words no) { return condition ? yes : no; }
 
-GRPO_INLINE float widen(BFloat16 x) { return bits_as<float>(static_cast<uint32_t>(x.bits) << 16); }
-
-GRPO_INLINE float widen(Float16 x) {
-  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
-  const uint32_t magnitude = static_cast<uint32_t>(x.bits & 0x7fffu) << 13;
-  // 2^112 moves the exponent to its new bias, subnormal numbers included.
-  const float finite = bits_as<float>(magnitude) * 0x1p112f;
-  const float special = bits_as<float>(magnitude | 0x7f800000u);
-  const float value = magnitude >= 0x0f800000u ? special : finite;
-  return bits_as<float>(bits_as<uint32_t>(value) | sign);
-}
-
-// Round to nearest, ties to even; NaN is kept.
 template <typename T>
-GRPO_INLINE T narrow(float x);
+struct Format;
 
 template <>
-GRPO_INLINE float narrow<float>(float x) {
-  return x;
+struct Format<BFloat16> {
+  static GRPO_INLINE Floats widen(Words half) { return bits_as<Floats>(half << 16); }
+
+  // Round to nearest, ties to even; NaN is kept.
+  static GRPO_INLINE Words narrow(Floats x) {
+    const Words u = bits_as<Words>(x);
+    const Words rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    return select((u & 0x7fffffffu) > 0x7f800000u, Words{} + 0x7fc0u, rounded);
+  }
+};
+
+template <>
+struct Format<Float16> {
+  static GRPO_INLINE Floats widen(Words half) {
+    const Words sign = (half & 0x8000u) << 16, magnitude = (half & 0x7fffu) << 13;
+    // 2^112 moves the exponent to its new bias, subnormal numbers included.
+    const Words finite = bits_as<Words>(bits_as<Floats>(magnitude) * 0x1p112f);
+    const Words value = select(magnitude >= 0x0f800000u, magnitude | 0x7f800000u, finite);
+    return bits_as<Floats>(value | sign);
+  }
+
+  static GRPO_INLINE Words narrow(Floats x) {
+    const Words sign = (bits_as<Words>(x) >> 16) & 0x8000u;
+    const Words u = bits_as<Words>(x) & 0x7fffffffu;
+    // Normal numbers: rebias, round the 13 bits that go. Below 2^-14 the addition rounds at 2^-24.
+    const Words normal = (u - 0x38000000u + 0xfffu + ((u >> 13) & 1u)) >> 13;
+    const Words small = bits_as<Words>(bits_as<Floats>(u) + 0.5f) - 0x3f000000u;
+    Words half = select(u < 0x38800000u, small, normal);
+    half = select(u >= 0x477ff000u, Words{} + 0x7c00u, half);
+    return select(u > 0x7f800000u, Words{} + 0x7e00u, half) | sign;
+  }
+};
+
+template <typename T>
+GRPO_INLINE Floats load_as_floats(const T* x) {
+  Halves halves;
+  std::memcpy(&halves, x, sizeof halves);
+  return Format<T>::widen(__builtin_convertvector(halves, Words));
+}
+template <>
+GRPO_INLINE Floats load_as_floats<float>(const float* x) {
+  Floats y;
+  std::memcpy(&y, x, sizeof y);
+  return y;
 }
 
+template <typename T>
+GRPO_INLINE void store_floats(T* to, Floats x) {
+  const Halves halves = __builtin_convertvector(Format<T>::narrow(x), Halves);
+  std::memcpy(to, &halves, sizeof halves);
+}
 template <>
-GRPO_INLINE BFloat16 narrow<BFloat16>(float x) {
-  const uint32_t u = bits_as<uint32_t>(x);
-  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
-  return {static_cast<uint16_t>(nan ? 0x7fc0u : rounded)};
+GRPO_INLINE void store_floats<float>(float* to, Floats x) {
+  std::memcpy(to, &x, sizeof x);
 }
 
-template <>
-GRPO_INLINE Float16 narrow<Float16>(float x) {
-  const uint32_t sign = (bits_as<uint32_t>(x) >> 16) & 0x8000u;
-  const uint32_t u = bits_as<uint32_t>(x) & 0x7fffffffu;
-  const float magnitude = bits_as<float>(u);
-  // Normal numbers: rebias, round the 13 bits that go. Below 2^-14: the addition rounds at 2^-24.
-  const uint32_t normal = (u - 0x38000000u + 0xfffu + ((u >> 13) & 1u)) >> 13;
-  const uint32_t small = bits_as<uint32_t>(magnitude + 0.5f) - 0x3f000000u;
-  uint32_t half = u < 0x38800000u ? small : normal;
-  half = u >= 0x477ff000u ? 0x7c00u : half;
-  half = u > 0x7f800000u ? 0x7e00u : half;
-  return {static_cast<uint16_t>(half | sign)};
+// The first `count` of 16 lanes from memory, 0 in the others.
+template <typename T>
+GRPO_INLINE Floats load_some(const T* x, int64_t count) {
+  if (count >= kLanes) return load_as_floats(x);
+  T lanes[kLanes] = {};
+  std::memcpy(lanes, x, count * sizeof(T));
+  return load_as_floats(lanes);
+}
+
+template <typename T>
+GRPO_INLINE void store_some(T* to, Floats x, int64_t count) {
+  if (count >= kLanes) return store_floats(to, x);
+  T lanes[kLanes];
+  store_floats(lanes, x);
+  std::memcpy(to, lanes, count * sizeof(T));
 }

@@ -1,154 +1,196 @@
 // The passes over one row of logits; compiled by cpu_head.cpp for each instruction set.
 
-constexpr int kBlock = 256;       // columns whose maximum is kept
-constexpr int kRefined = 64;      // logits of a row that are made again in float32
-constexpr float kNegligible = 8;  // nats under the largest: not worth it
-constexpr float kRefinedP = 1.0f / 256;
+constexpr size_t kRefined = 64;               // logits of a row that are made again in float32,
+constexpr float kRefinedShare = 1.0f / 1024;  // if they weigh more than this in its softmax
 
-GRPO_INLINE float logit(const RowMap& m, float a, int64_t column) {
-  float x = (m.bias ? a + m.bias[column] : a) * m.logit_scale;
+// z of the columns [column, column + count), from raw logits.
+GRPO_INLINE Floats logits(const RowMap& m, Floats a, int64_t column, int64_t count) {
+  Floats x = (m.bias ? a + load_some(m.bias + column, count) : a) * m.logit_scale;
   if (m.softcap != 0) {
-    const float e = exp_fast(2 * clamp(x / m.softcap, -20.0f, 20.0f));
+    const Floats e = exp_bounded(clamp(x * (2 / m.softcap), -40.0f, 40.0f));
     x = m.softcap * (1 - 2 / (e + 1));
   }
   return x * m.inv_temperature;
 }
 
+GRPO_INLINE float logit(const RowMap& m, float a, int64_t column) {
+  return logits(m, splat<Floats>(a), column, 1)[0];
+}
+
 // d z / d a, from z itself: tanh is z over its bound.
-GRPO_INLINE float slope(const RowMap& m, float z) {
+template <typename X>
+GRPO_INLINE X slope(const RowMap& m, X z) {
   const float whole = m.logit_scale * m.inv_temperature;
-  if (m.softcap == 0) return whole;
-  const float t = z / (m.softcap * m.inv_temperature);
+  if (m.softcap == 0) return splat<X>(whole);
+  const X t = z * (1 / (m.softcap * m.inv_temperature));
   return whole * (1 - t * t);
 }
 
 template <typename T>
 GRPO_INLINE float dot(const T* a, const T* b, int64_t n) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += widen(a[i]) * widen(b[i]);
-  return sum;
+  Floats sum{};
+  for (int64_t i = 0; i < n; i += kLanes) sum += load_some(a + i, n - i) * load_some(b + i, n - i);
+  return sum_of(sum);
 }
 
+// One logit in float32, from its row of the weight.
 template <typename T>
-GRPO_INLINE void logits_of_row(const T* a, int64_t n, const RowMap& m, Workspace& w) {
-  for (int64_t at = 0, block = 0; at < n; at += kBlock, ++block) {
-    const int64_t end = std::min(n, at + kBlock);
-    float most = -kInfinity;
-#pragma omp simd reduction(max : most)
-    for (int64_t v = at; v < end; ++v) {
-      const float z = logit(m, widen(a[v]), v);
-      w.z[v] = z;
-      most = z > most ? z : most;
-    }
-    w.block_max[block] = most;
-  }
+float exact_logit(const Tile& t, int64_t row, const RowMap& m, int64_t v) {
+  const T* h = static_cast<const T*>(t.hidden) + row * t.width;
+  const T* weight = static_cast<const T*>(t.weight) + v * t.width;
+  return logit(m, dot(h, weight, t.width), v);
 }
 
-// The columns of the largest logits of the row, at most kRefined, none that is negligible.
-GRPO_INLINE void find_largest(int64_t n, float most, Workspace& w) {
-  const auto blocks = static_cast<int64_t>(w.block_max.size());
-  float least = most - kNegligible;
-  if (blocks > kRefined) {
-    w.order = w.block_max;
-    std::nth_element(w.order.begin(), w.order.begin() + kRefined - 1, w.order.end(),
-                     std::greater<>());
-    least = std::max(least, w.order[kRefined - 1]);
+// With e = e^(z - peak): sum e and sum e (z - peak) over a row.
+struct RowSums {
+  float peak = -3.4e38f;
+  double sum = 0, weighted = 0;
+
+  void raise(float higher) {
+    const double down = static_cast<double>(peak) - higher, factor = std::exp(down);
+    weighted = (weighted + sum * down) * factor;
+    sum *= factor;
+    peak = higher;
   }
+
+  void add(float z, double sign) {
+    const double below = static_cast<double>(z) - peak, e = std::exp(below);
+    sum += sign * e;
+    weighted += sign * e * below;
+  }
+};
+
+// One sweep: adds up the row block by block, each under the highest peak so far. With `gradient`
+// w.slopes becomes e dz/da, and w.peaks the peak of a block.
+template <typename T, bool gradient>
+RowSums sum_row(const T* a, int64_t n, const RowMap& map, Workspace& w) {
+  const RowMap m = map;  // a copy: what the stores might alias would be read again each time
+  RowSums sums;
+  alignas(64) float z[kBlock];
+  for (int64_t block = 0, at = 0; at < n; ++block, at += kBlock) {
+    const int64_t count = std::min<int64_t>(kBlock, n - at);
+    Floats most = splat<Floats>(-kInfinity);
+    for (int64_t v = 0; v < count; v += kLanes) {
+      Floats some = logits(m, load_some(a + at + v, count - v), at + v, count - v);
+      for (int64_t i = count - v; i < kLanes; ++i) some[i] = -kInfinity;
+      store_floats(z + v, some);
+      most = select(some > most, some, most);
+    }
+    w.block_max[block] = max_of(most);
+    if (w.block_max[block] > sums.peak) sums.raise(w.block_max[block]);
+    w.peaks[block] = sums.peak;
+    const float peak = sums.peak;
+    Floats e_sum{}, ez_sum{};
+    for (int64_t v = 0; v < count; v += kLanes) {
+      const Floats some = load_as_floats(z + v), raw = some - peak;
+      const Floats below = select(raw < -87.0f, splat<Floats>(-87.0f), raw);  // 0 * -inf is NaN
+      const Floats e = exp_bounded(below);
+      e_sum += e;
+      ez_sum += e * below;
+      if constexpr (gradient) store_floats(&w.slopes[at + v], e * slope(m, some));
+    }
+    sums.sum += sum_of(e_sum);
+    sums.weighted += sum_of(ez_sum);
+  }
+  return sums;
+}
+
+// The columns of the largest logits of a row that weigh: at most kRefined.
+template <typename T>
+void find_largest(const T* a, int64_t n, const RowMap& m, const RowSums& sums, Workspace& w) {
+  const float least = sums.peak + static_cast<float>(std::log(sums.sum * kRefinedShare));
   w.largest.clear();
-  for (int64_t block = 0; block < blocks; ++block) {
+  for (int64_t block = 0, at = 0; at < n; ++block, at += kBlock) {
     if (!(w.block_max[block] >= least)) continue;
-    const int64_t end = std::min(n, (block + 1) * kBlock);
-    for (int64_t v = block * kBlock; v < end; ++v) {
-      if (w.z[v] >= least) w.largest.push_back(v);
+    for (int64_t v = at; v < std::min(n, at + kBlock); ++v) {
+      const float z = logit(m, load_some(a + v, 1)[0], v);
+      if (z >= least) w.largest.push_back({z, v});
     }
   }
   if (w.largest.size() <= kRefined) return;
   std::nth_element(w.largest.begin(), w.largest.begin() + kRefined, w.largest.end(),
-                   [&](int64_t a, int64_t b) { return w.z[a] > w.z[b]; });
+                   std::greater<>());
   w.largest.resize(kRefined);
 }
 
-// Makes the logits again that count; returns their maximum, the row's but for rounding.
-template <typename T>
-GRPO_INLINE float refine(const Tile& t, int64_t row, const RowMap& m, float most, Workspace& w) {
-  const T* h = static_cast<const T*>(t.hidden) + row * t.width;
-  const T* weight = static_cast<const T*>(t.weight);
-  find_largest(t.columns, most, w);
-  w.largest.push_back(t.targets[row]);
-  most = -kInfinity;
-  for (int64_t v : w.largest) {
-    w.z[v] = logit(m, dot(h, weight + v * t.width, t.width), v);
-    most = std::max(most, w.z[v]);
+// Makes the logits again that weigh, in the sums and in w.slopes.
+template <typename T, bool gradient>
+void refine(const Tile& t, int64_t row, const T* a, const RowMap& m, RowSums& sums, Workspace& w) {
+  find_largest(a, t.columns, m, sums, w);
+  for (const auto& [rounded, v] : w.largest) {
+    const float z = exact_logit<T>(t, row, m, v);
+    sums.add(rounded, -1);
+    sums.add(z, 1);
+    if constexpr (gradient) w.slopes[v] = std::exp(z - w.peaks[v / kBlock]) * slope(m, z);
   }
-  return most;
 }
 
-template <typename T>
-GRPO_INLINE void softmax_row(const Tile& t, int64_t row, const RowMap& m, bool gradient,
-                             const RowStats& out, Workspace& w) {
+template <typename T, bool gradient>
+void softmax_row(const Tile& t, int64_t row, const RowMap& m, const RowStats& out, Workspace& w) {
   T* a = static_cast<T*>(t.data) + row * t.columns;
-  const int64_t n = t.columns, target = t.targets[row];
-  logits_of_row(a, n, m, w);
-  float most = *std::max_element(w.block_max.begin(), w.block_max.end());
-  if constexpr (sizeof(T) == 2) most = refine<T>(t, row, m, most, w);
-  const float target_z = w.z[target];
-
-  double sum = 0, weighted = 0;
-  for (int64_t at = 0; at < n; at += kBlock) {
-    const int64_t end = std::min(n, at + kBlock);
-    float e_sum = 0, ez_sum = 0;
-#pragma omp simd reduction(+ : e_sum, ez_sum)
-    for (int64_t v = at; v < end; ++v) {
-      const float below = clamp(w.z[v] - most, -87.0f, 80.0f);  // 0 times -inf is no entropy
-      const float e = exp_fast(below);
-      e_sum += e;
-      ez_sum += e * below;
-      w.z[v] = e * slope(m, w.z[v]);
-    }
-    sum += e_sum;
-    weighted += ez_sum;
+  const int64_t target = t.targets[row];
+  RowSums sums = sum_row<T, gradient>(a, t.columns, m, w);
+  float target_z = logit(m, load_some(a + target, 1)[0], target);
+  if constexpr (sizeof(T) == 2) {
+    refine<T, gradient>(t, row, a, m, sums, w);
+    target_z = exact_logit<T>(t, row, m, target);
   }
-  const float log_sum = static_cast<float>(std::log(sum));
-  const float logp = (target_z - most) - log_sum;
+  const double log_sum = std::log(sums.sum);
+  const float logp = clamp(static_cast<float>(target_z - sums.peak - log_sum), -kInfinity, 0.0f);
   out.logp[row] = logp;
-  out.lse[row] = most + log_sum;
-  out.entropy[row] = static_cast<float>(std::log(sum) - weighted / sum);
-  if (!gradient) return;
+  out.lse[row] = static_cast<float>(sums.peak + log_sum);
+  out.entropy[row] = static_cast<float>(log_sum - sums.weighted / sums.sum);
+  if constexpr (!gradient) return;
   out.target_weight[row] = -std::expm1(logp) * slope(m, target_z);
-  const float scale = static_cast<float>(1 / sum);
-#pragma omp simd
-  for (int64_t v = 0; v < n; ++v) a[v] = narrow<T>(w.z[v] * scale);
-  a[target] = narrow<T>(0.0f);
+  for (int64_t block = 0, at = 0; at < t.columns; ++block, at += kBlock) {
+    const double down = static_cast<double>(w.peaks[block]) - sums.peak;
+    const float scale = static_cast<float>(std::exp(down) / sums.sum);
+    for (int64_t v = at; v < std::min(t.columns, at + kBlock); v += kLanes) {
+      store_some(a + v, load_as_floats(&w.slopes[v]) * scale, t.columns - v);
+    }
+  }
+  store_some(a + target, Floats{}, 1);
 }
 
 template <typename T>
-GRPO_INLINE void gradient_row(const Tile& t, int64_t row, const RowMap& m, float lse, float logp,
-                              float upstream) {
+void gradient_row(const Tile& t, int64_t row, const RowMap& map, float lse, float logp,
+                  float upstream) {
+  const RowMap m = map;
   T* a = static_cast<T*>(t.data) + row * t.columns;
-  const T* h = static_cast<const T*>(t.hidden) + row * t.width;
-  const T* weight = static_cast<const T*>(t.weight);
-  float z[kBlock], p[kBlock];
+  const float least = lse + std::log(kRefinedShare);
+  alignas(64) float gradient[kBlock];
   for (int64_t at = 0; at < t.columns; at += kBlock) {
-    const int n = static_cast<int>(std::min<int64_t>(kBlock, t.columns - at));
-    float most = 0;
-#pragma omp simd reduction(max : most)
-    for (int i = 0; i < n; ++i) {
-      z[i] = logit(m, widen(a[at + i]), at + i);
-      p[i] = exp_fast(z[i] - lse);
-      most = p[i] > most ? p[i] : most;
+    const int64_t count = std::min<int64_t>(kBlock, t.columns - at);
+    Floats most = splat<Floats>(-kInfinity);
+    for (int64_t v = 0; v < count; v += kLanes) {
+      const Floats z = logits(m, load_some(a + at + v, count - v), at + v, count - v);
+      const Floats below = z - lse;
+      const Floats p = exp_bounded(select(below < -87.0f, splat<Floats>(-87.0f), below));
+      most = select(z > most, z, most);
+      store_floats(gradient + v, -upstream * slope(m, z) * p);
     }
-    for (int i = 0; sizeof(T) == 2 && most >= kRefinedP && i < n; ++i) {
-      if (p[i] < kRefinedP) continue;
-      z[i] = logit(m, dot(h, weight + (at + i) * t.width, t.width), at + i);
-      p[i] = exp_fast(z[i] - lse);
+    const bool refined = sizeof(T) == 2 && max_of(most) >= least;
+    for (int64_t v = 0; refined && v < count; ++v) {
+      const float rounded = logit(m, load_some(a + at + v, 1)[0], at + v);
+      if (!(rounded >= least)) continue;
+      const float z = exact_logit<T>(t, row, m, at + v);
+      gradient[v] = -upstream * slope(m, z) * std::exp(z - lse);
     }
-#pragma omp simd
-    for (int i = 0; i < n; ++i) a[at + i] = narrow<T>(-upstream * slope(m, z[i]) * p[i]);
+    for (int64_t v = 0; v < count; v += kLanes) {
+      store_some(a + at + v, load_as_floats(gradient + v), count - v);
+    }
   }
   const int64_t target = t.targets[row] - t.first_column;
   if (target < 0 || target >= t.columns) return;
-  a[target] = narrow<T>(upstream * slope(m, logp + lse) * -std::expm1(logp));
+  const float own = upstream * slope(m, logp + lse) * -std::expm1(logp);
+  store_some(a + target, splat<Floats>(own), 1);
+}
+
+template <typename T>
+void softmax_row(const Tile& t, int64_t row, const RowMap& m, bool gradient, const RowStats& out,
+                 Workspace& w) {
+  if (gradient) return softmax_row<T, true>(t, row, m, out, w);
+  softmax_row<T, false>(t, row, m, out, w);
 }
 
 void any_softmax_row(const Tile& t, int64_t row, const RowMap& m, bool gradient,
@@ -179,8 +221,10 @@ template <typename T>
 void add_to(float* sum, const void* x, int64_t first, int64_t count) {
   const T* from = static_cast<const T*>(x) + first;
   sum += first;
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) sum[i] += widen(from[i]);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int64_t left = count - i;
+    store_some(sum + i, load_some(sum + i, left) + load_some(from + i, left), left);
+  }
 }
 
 void any_add_to(float* sum, const void* x, Dtype dtype, int64_t first, int64_t count) {

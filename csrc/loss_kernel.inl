@@ -15,18 +15,6 @@ struct alignas(64) Block {
 GRPO_INLINE float keep(float x, int32_t on) { return bits_as<float>(bits_as<int32_t>(x) & on); }
 GRPO_INLINE Floats keep(Floats x, Mask on) { return bits_as<Floats>(bits_as<Mask>(x) & on); }
 
-GRPO_INLINE Floats load(const float* x) {
-  Floats y;
-  std::memcpy(&y, x, sizeof y);
-  return y;
-}
-
-GRPO_INLINE float sum_of(Floats x) {
-  float sum = 0;
-  for (int i = 0; i < kLanes; ++i) sum += x[i];
-  return sum;
-}
-
 inline void copy_kept(float* to, const float* from, const int32_t* on, int n) {
   for (int i = 0; i < n; ++i) to[i] = keep(from[i], on[i]);
 }
@@ -92,64 +80,97 @@ GRPO_INLINE void policy(const LossOptions& o, const Row& row, Floats ratio, Floa
   }
 }
 
-// The KL term of tokens and its derivative by the log-prob.
-GRPO_INLINE void kl_term(const LossOptions& o, Floats ref, Floats logp, Floats token_ratio,
-                         Floats moves, Floats& value, Floats& slope) {
-  const Floats raw = ref - logp, x = clamp(raw, -kLogRatioBound, kLogRatioBound);
-  const Floats follows = select((raw >= -kLogRatioBound) & (raw <= kLogRatioBound),
-                                splat<Floats>(1), splat<Floats>(0));
-  const Floats e = exp_fast(x);
-  value = o.kl_exp * (e - 1.0f) - o.kl_linear * x + (o.kl_square * 0.5f) * x * x;
-  slope = (o.kl_linear - o.kl_exp * e - o.kl_square * x) * follows;
-  if (o.weighted_kl) {
-    slope = token_ratio * (slope + value * moves);
-    value = token_ratio * value;
+// What a vector of tokens adds; `usual`: every log-ratio is within its bound.
+struct Terms {
+  Floats value, slope, ratio, kl;
+};
+
+template <Term term, bool sequence, bool has_ref, bool usual>
+GRPO_INLINE Terms token_terms(const LossOptions& o, const Row& row, Floats logp, Floats old,
+                              Floats ref, Floats a, Floats importance) {
+  const Floats zero = splat<Floats>(0);
+  const auto bounded = [](Floats x) {
+    return usual ? x : clamp(x, -kLogRatioBound, kLogRatioBound);
+  };
+  const Floats gap = logp - old, token_ratio = exp_bounded(bounded(gap));
+  const Mask moves = within(gap, kLogRatioBound);
+  Terms t;
+  t.ratio = sequence ? splat<Floats>(row.ratio) : token_ratio;
+  policy<term>(o, row, t.ratio, a, logp, t.value, t.slope);
+  // The importance ratio of vespo is inside its weight.
+  if constexpr (!usual && term != Term::vespo) t.value *= importance, t.slope *= importance;
+  if constexpr (sequence) t.slope = splat<Floats>(row.ratio_slope);
+  if constexpr (!usual && (term == Term::clipped || term == Term::sapo)) {
+    t.slope = select(moves, t.slope, zero);
   }
+  if constexpr (has_ref) {
+    const Floats raw = ref - logp, x = bounded(raw), e = exp_bounded(x);
+    t.kl = o.kl_exp * (e - 1.0f) - o.kl_linear * x + (o.kl_square * 0.5f) * x * x;
+    Floats slope = o.kl_linear - o.kl_exp * e - o.kl_square * x;
+    if constexpr (!usual) slope = select(within(raw, kLogRatioBound), slope, zero);
+    if (o.weighted_kl) {
+      slope = token_ratio * (slope + (usual ? t.kl : select(moves, t.kl, zero)));
+      t.kl *= token_ratio;
+    }
+    t.value += o.beta * t.kl;
+    t.slope += o.beta * slope;
+  }
+  return t;
 }
 
-template <Term term, bool sequence, bool has_ref>
-void block_loss(const LossOptions& o, const Row& row, Block& b, int vectors, Sums& sums) {
-  constexpr bool ratio_has_gradient = term == Term::clipped || term == Term::sapo;
+// Where the values of a block lie; the last three are not read when it is usual.
+struct Tokens {
+  const float *logp, *old_logp, *ref_logp, *advantage, *importance;
+  const int32_t* on;
+};
+
+// A usual block has nothing masked, one advantage, no importance ratio, and log-ratios within
+// their bounds: nearly all blocks, at half the work. False if it was not: then nothing is added.
+template <Term term, bool sequence, bool has_ref, bool usual>
+bool block_loss(const LossOptions& options, const Row& of_row, const Tokens& tokens, int vectors,
+                float shared_advantage, float* dlogp, Sums& sums) {
+  const LossOptions o = options;  // copies: what dlogp might alias would be read again each time
+  const Row row = of_row;
+  const Tokens from = tokens;
   const Floats one = splat<Floats>(1), zero = splat<Floats>(0);
   Floats loss{}, kl_sum{}, ratio_sum{}, low{}, high{}, a_sum{}, bad{};
-  Floats ratio_min = splat<Floats>(sums.ratio_min), ratio_max = splat<Floats>(sums.ratio_max);
+  Floats ratio_min = splat<Floats>(kInfinity), ratio_max = splat<Floats>(-kInfinity);
+  Floats a = splat<Floats>(shared_advantage), importance = one, ref{};
+  Mask on = ~Mask{}, unusual{};
   for (int at = 0; at < vectors * kLanes; at += kLanes) {
-    Mask on;
-    std::memcpy(&on, b.on + at, sizeof on);
-    const Floats a = load(b.advantage + at), importance = load(b.importance + at);
-    const Floats logp = load(b.logp + at), old = load(b.old_logp + at), gap = logp - old;
-    const Floats moves = select((gap >= -kLogRatioBound) & (gap <= kLogRatioBound), one, zero);
-    const Floats token_ratio = exp_fast(clamp(gap, -kLogRatioBound, kLogRatioBound));
-    const Floats ratio = sequence ? splat<Floats>(row.ratio) : token_ratio;
-    Floats value, slope;
-    policy<term>(o, row, ratio, a, logp, value, slope);
-    // The importance ratio of vespo is inside its weight.
-    if constexpr (term != Term::vespo) value *= importance, slope *= importance;
-    if constexpr (sequence) slope = splat<Floats>(row.ratio_slope);
-    if constexpr (ratio_has_gradient) slope *= moves;
-    Mask finite = is_finite(logp) & is_finite(old);
-    if constexpr (has_ref) {
-      const Floats ref = load(b.ref_logp + at);
-      Floats kl, kl_slope;
-      kl_term(o, ref, logp, token_ratio, moves, kl, kl_slope);
-      value += o.beta * kl;
-      slope += o.beta * kl_slope;
-      kl_sum += keep(kl, on);
-      bad += select(is_finite(ref), zero, one);
+    const Floats logp = load_as_floats(from.logp + at), old = load_as_floats(from.old_logp + at);
+    if constexpr (has_ref) ref = load_as_floats(from.ref_logp + at);
+    if constexpr (usual) {
+      unusual |= ~within(logp - old, kLogRatioBound);
+      if constexpr (has_ref) unusual |= ~within(ref - logp, kLogRatioBound);
+    } else {
+      a = load_as_floats(from.advantage + at), importance = load_as_floats(from.importance + at);
+      std::memcpy(&on, from.on + at, sizeof on);
+      for (Floats x : {logp, old, ref, a, importance}) bad += select(is_finite(x), zero, one);
     }
-    bad += select(finite, zero, one) + select(is_finite(a), zero, one) +
-           select(is_finite(importance), zero, one);
-    const Floats dlogp = keep(slope * row.weight, on);
-    std::memcpy(b.dlogp + at, &dlogp, sizeof dlogp);
-    loss += keep(value, on);
-    ratio_sum += keep(ratio, on);
-    ratio_min = select(on & (ratio < ratio_min), ratio, ratio_min);
-    ratio_max = select(on & (ratio > ratio_max), ratio, ratio_max);
+    Terms t = token_terms<term, sequence, has_ref, usual>(o, row, logp, old, ref, a, importance);
+    if constexpr (!usual) {
+      for (Floats* x : {&t.value, &t.slope, &t.kl}) *x = keep(*x, on);
+    }
+    const Floats weighted = t.slope * row.weight;
+    std::memcpy(dlogp + at, &weighted, sizeof weighted);
+    loss += t.value;
+    if constexpr (has_ref) kl_sum += t.kl;
+    ratio_sum += usual ? t.ratio : keep(t.ratio, on);
+    ratio_min =
+        select(usual ? t.ratio < ratio_min : on & (t.ratio < ratio_min), t.ratio, ratio_min);
+    ratio_max =
+        select(usual ? t.ratio > ratio_max : on & (t.ratio > ratio_max), t.ratio, ratio_max);
     if constexpr (term != Term::cispo) {
-      low += select((ratio < o.ratio_low) & (a < 0.0f), one, zero);
+      low += select((t.ratio < o.ratio_low) & (a < 0.0f), one, zero);
     }
-    high += select((ratio > o.ratio_high) & (a > 0.0f), one, zero);
+    high += select((t.ratio > o.ratio_high) & (a > 0.0f), one, zero);
     a_sum += select(a < 0.0f, -a, a);
+  }
+  if constexpr (usual) {
+    for (int i = 0; i < kLanes; ++i) {
+      if (unusual[i]) return false;
+    }
   }
   sums.loss += static_cast<double>(sum_of(loss)) * row.weight;
   sums.kl += sum_of(kl_sum);
@@ -162,6 +183,7 @@ void block_loss(const LossOptions& o, const Row& row, Block& b, int vectors, Sum
     sums.ratio_min = std::min(sums.ratio_min, ratio_min[i]);
     sums.ratio_max = std::max(sums.ratio_max, ratio_max[i]);
   }
+  return true;
 }
 
 // What a whole sample must know before its first token: vespo's weight, the sequence's ratio.
@@ -205,12 +227,27 @@ template <Term term, bool sequence, bool has_ref>
 void sample_loss(const LossInputs& in, const LossOptions& o, int64_t sample, Row row, float* dlogp,
                  Sums& sums) {
   if constexpr (sequence || term == Term::vespo) sweep_sample(in, o, sample, row, sums.tokens);
+  const bool shared = !in.mask && !in.importance && !in.per_token;
+  const float advantage = in.per_token ? 0.0f : in.advantages[sample];
+  const float* old = in.old_logp ? in.old_logp : in.logp;
   Block b;
-  for (int64_t at = row.start; at < row.end; at += kBlock) {
+  for (int64_t at = row.start; at < row.end;) {
     const int n = static_cast<int>(std::min<int64_t>(kBlock, row.end - at));
+    const int whole = n / kLanes * kLanes;
+    if (shared && whole && is_finite(advantage)) {
+      const Tokens direct{in.logp + at, old + at, has_ref ? in.ref_logp + at : nullptr,
+                          nullptr,      nullptr,  nullptr};
+      if (block_loss<term, sequence, has_ref, true>(o, row, direct, whole / kLanes, advantage,
+                                                    dlogp + at, sums)) {
+        at += whole;
+        continue;
+      }
+    }
     const int vectors = fill(in, sample, at, n, b);
-    block_loss<term, sequence, has_ref>(o, row, b, vectors, sums);
+    const Tokens filled{b.logp, b.old_logp, b.ref_logp, b.advantage, b.importance, b.on};
+    block_loss<term, sequence, has_ref, false>(o, row, filled, vectors, 0, b.dlogp, sums);
     std::copy(b.dlogp, b.dlogp + n, dlogp + at);
+    at += n;
   }
 }
 

@@ -39,10 +39,9 @@ GRPO_INLINE Floats power_of_two(Floats shifted) {
   return bits_as<Floats>((bits_as<Mask>(shifted) << 23) + 0x3f800000);
 }
 
-// e^x to 1 ulp (Cephes expf); below -87.3 the smallest normal float, above 88 the value at 88.
+// e^x to 1 ulp (Cephes expf) for -87.3 <= x <= 88.
 template <typename X>
-GRPO_INLINE X exp_fast(X x) {
-  x = clamp(x, -87.3f, 88.0f);
+GRPO_INLINE X exp_bounded(X x) {
   const X shifted = x * 1.44269504089f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer
   const X n = shifted - 12582912.0f;
   const X r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -52,4 +51,44 @@ GRPO_INLINE X exp_fast(X x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   return (p * r * r + r + 1.0f) * power_of_two(shifted);
+}
+
+// For any x: below the bounds the smallest normal float, above them the value at 88; NaN stays.
+template <typename X>
+GRPO_INLINE X exp_fast(X x) {
+  return exp_bounded(clamp(x, -87.3f, 88.0f));
+}
+
+// Neither NaN nor beyond the bound.
+GRPO_INLINE Mask within(Floats x, float bound) {
+  return bits_as<Floats>(bits_as<Mask>(x) & 0x7fffffff) <= bound;
+}
+
+// Lane i meets lane i + distance: four rounds reduce a vector in lane 0.
+template <int distance>
+GRPO_INLINE Floats shifted_lanes(Floats x) {
+  Floats y{};
+  for (int i = 0; i < distance; ++i) y[i] = x[i + distance];
+  return y;
+}
+
+GRPO_INLINE float sum_of(Floats x) {
+  x += shifted_lanes<8>(x);
+  x += shifted_lanes<4>(x);
+  x += shifted_lanes<2>(x);
+  return x[0] + x[1];
+}
+
+GRPO_INLINE float max_of(Floats x) {
+  const auto larger = [](Floats a, Floats b) { return select(b > a, b, a); };
+  x = larger(x, shifted_lanes<8>(x));
+  x = larger(x, shifted_lanes<4>(x));
+  x = larger(x, shifted_lanes<2>(x));
+  return x[1] > x[0] ? x[1] : x[0];
+}
+
+GRPO_INLINE bool any(Mask condition) {
+  int32_t found = 0;
+  for (int i = 0; i < kLanes; ++i) found |= condition[i];
+  return found != 0;
 }

@@ -10,13 +10,15 @@ class KnownGradientFn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logp: Tensor, result: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
-        loss, *ctx.gradient = result  # not tensors of the graph: nothing here is differentiable
+        loss, dlogp, normalizer = result  # not tensors of the graph: nothing is differentiable
+        # Saved, not kept: what the engine lets go of, it can hand on without a copy.
+        ctx.save_for_backward(dlogp, normalizer)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx, upstream: Tensor) -> tuple[Tensor, None]:
-        dlogp, normalizer = ctx.gradient
+        dlogp, normalizer = ctx.saved_tensors
         if normalizer is None and upstream.device.type == "cpu" and upstream.item() == 1.0:
             return dlogp, None  # on a device this look at the value would wait for it
         return dlogp * (upstream if normalizer is None else upstream / normalizer), None
