@@ -122,6 +122,7 @@ GRPO_INLINE Terms token_terms(const LossOptions& o, const Row& row, Floats logp,
 struct Tokens {
   const float *logp, *old_logp, *ref_logp, *advantage, *importance;
   const int32_t* on;
+  bool has_old;  // else old_logp is logp
 };
 
 // A usual block has nothing masked, one advantage, no importance ratio, and log-ratios within
@@ -146,7 +147,8 @@ bool block_loss(const LossOptions& options, const Row& of_row, const Tokens& tok
     } else {
       a = load_as_floats(from.advantage + at), importance = load_as_floats(from.importance + at);
       std::memcpy(&on, from.on + at, sizeof on);
-      for (Floats x : {logp, old, ref, a, importance}) bad += select(is_finite(x), zero, one);
+      for (Floats x : {logp, ref, a, importance}) bad += select(is_finite(x), zero, one);
+      if (from.has_old) bad += select(is_finite(old), zero, one);
     }
     Terms t = token_terms<term, sequence, has_ref, usual>(o, row, logp, old, ref, a, importance);
     if constexpr (!usual) {
@@ -236,7 +238,8 @@ void sample_loss(const LossInputs& in, const LossOptions& o, int64_t sample, Row
     const int whole = n / kLanes * kLanes;
     if (shared && whole && is_finite(advantage)) {
       const Tokens direct{in.logp + at, old + at, has_ref ? in.ref_logp + at : nullptr,
-                          nullptr,      nullptr,  nullptr};
+                          nullptr,      nullptr,  nullptr,
+                          false};
       if (block_loss<term, sequence, has_ref, true>(o, row, direct, whole / kLanes, advantage,
                                                     dlogp + at, sums)) {
         at += whole;
@@ -244,7 +247,8 @@ void sample_loss(const LossInputs& in, const LossOptions& o, int64_t sample, Row
       }
     }
     const int vectors = fill(in, sample, at, n, b);
-    const Tokens filled{b.logp, b.old_logp, b.ref_logp, b.advantage, b.importance, b.on};
+    const Tokens filled{
+        b.logp, b.old_logp, b.ref_logp, b.advantage, b.importance, b.on, in.old_logp != nullptr};
     block_loss<term, sequence, has_ref, false>(o, row, filled, vectors, 0, b.dlogp, sums);
     std::copy(b.dlogp, b.dlogp + n, dlogp + at);
     at += n;
