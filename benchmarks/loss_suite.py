@@ -157,10 +157,10 @@ def _bare(problem: Problem) -> Step:
     given = (*problem.packed, problem.advantages, problem.cu_seqlens)
     logp, old, ref, advantages, cu_seqlens = (x.numpy() for x in given)
     options, gradient = _C.LossOptions(OPTIONS), torch.empty_like(problem.packed[0])
-    rest = (len(problem.rewards), None, None, None, None, options, gradient.numpy())
+    rest = (len(problem.rewards), *[None] * 5, options, gradient.numpy())
 
     def step() -> dict[str, Tensor]:
-        loss, *_ = _C.group_loss(logp, old, ref, advantages, cu_seqlens, *rest)
+        loss, *_ = _C.group_loss(logp, old, ref, None, None, advantages, cu_seqlens, *rest)
         return {"loss": torch.tensor(loss), "gradient": gradient}
 
     return step

@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -150,37 +152,12 @@ std::tuple<Array<float>, Array<bool>> group_advantages(const Array<float>& rewar
   return {std::move(advantages), std::move(signal)};
 }
 
-// Writes dlogp; returns loss and metrics, the means taken, in the order of cpu.py's names.
-std::vector<double> group_loss(const Array<float>& logp, const MaybeArray<float>& old_logp,
-                               const MaybeArray<float>& ref_logp, const Array<float>& advantages,
-                               const MaybeArray<int32_t>& cu_seqlens, py::ssize_t samples,
-                               const MaybeArray<bool>& mask, const MaybeArray<bool>& in_loss,
-                               const MaybeArray<float>& importance_ratio,
-                               const MaybeArray<float>& normalizer,
-                               const grpo::LossOptions& options, Array<float>& dlogp) {
-  const py::ssize_t tokens = logp.size();
-  const auto flags = [](const bool* x) { return reinterpret_cast<const uint8_t*>(x); };
-  grpo::LossInputs in{};
-  if (cu_seqlens) check_offsets(*cu_seqlens, "cu_seqlens", tokens);
-  in.logp = logp.data();
-  in.old_logp = data_of(old_logp, "old_logp", tokens);
-  in.ref_logp = data_of(ref_logp, "ref_logp", tokens);
-  in.importance = data_of(importance_ratio, "importance_ratio", tokens);
-  in.mask = flags(data_of(mask, "mask", tokens));
-  in.cu_seqlens = data_of(cu_seqlens, "cu_seqlens", samples + 1);
-  in.row_length = samples ? tokens / samples : 0;
-  in.advantages = advantages.data();
-  in.per_token = advantages.size() != samples || advantages.ndim() > 1;
-  in.in_loss = flags(data_of(in_loss, "in_loss", samples));
-  in.samples = samples;
-  in.normalizer = data_of(normalizer, "normalizer", 1);
-  if (dlogp.size() != tokens) throw std::invalid_argument("dlogp must be as logp");
-  float* out = dlogp.mutable_data();
-  grpo::LossResult r;
-  {
-    py::gil_scoped_release release;
-    r = grpo::group_loss(in, options, out);
-  }
+const uint8_t* flags_of(const MaybeArray<bool>& a, const char* name, py::ssize_t size) {
+  return reinterpret_cast<const uint8_t*>(data_of(a, name, size));
+}
+
+// Loss and metrics, the means taken, in the order of cpu.py's names.
+std::vector<double> metrics_of(const grpo::LossResult& r) {
   const double n = r.tokens ? static_cast<double>(r.tokens) : 1.0;
   const bool none = r.tokens == 0;
   return {r.loss,
@@ -195,6 +172,60 @@ std::vector<double> group_loss(const Array<float>& logp, const MaybeArray<float>
           static_cast<double>(r.tokens),
           static_cast<double>(r.samples),
           r.nonfinite};
+}
+
+// Writes dlogp; returns metrics_of, with the share of groups without signal if rewards are given.
+std::vector<double> group_loss(
+    const Array<float>& logp, const MaybeArray<float>& old_logp, const MaybeArray<float>& ref_logp,
+    const MaybeArray<float>& rewards, const MaybeArray<int32_t>& cu_groups,
+    const MaybeArray<float>& advantages, const MaybeArray<int32_t>& cu_seqlens, py::ssize_t samples,
+    const MaybeArray<bool>& mask, const MaybeArray<bool>& valid, const MaybeArray<bool>& in_loss,
+    const MaybeArray<float>& importance_ratio, const MaybeArray<float>& normalizer,
+    const grpo::LossOptions& options, Array<float>& dlogp) {
+  const py::ssize_t tokens = logp.size();
+  if (!rewards == !advantages || !rewards != !cu_groups) {
+    throw std::invalid_argument("either rewards with cu_groups, or advantages");
+  }
+  if (dlogp.size() != tokens) throw std::invalid_argument("dlogp must be as logp");
+  if (cu_seqlens) check_offsets(*cu_seqlens, "cu_seqlens", tokens);
+  if (cu_groups) check_offsets(*cu_groups, "cu_groups", samples);
+  grpo::LossInputs in{};
+  in.logp = logp.data();
+  in.old_logp = data_of(old_logp, "old_logp", tokens);
+  in.ref_logp = data_of(ref_logp, "ref_logp", tokens);
+  in.importance = data_of(importance_ratio, "importance_ratio", tokens);
+  in.mask = flags_of(mask, "mask", tokens);
+  in.cu_seqlens = data_of(cu_seqlens, "cu_seqlens", samples + 1);
+  in.row_length = samples ? tokens / samples : 0;
+  in.per_token = advantages && (advantages->size() != samples || advantages->ndim() > 1);
+  in.advantages = data_of(advantages, "advantages", in.per_token ? tokens : samples);
+  in.samples = samples;
+  in.normalizer = data_of(normalizer, "normalizer", 1);
+  const uint8_t* is_valid = flags_of(valid, "valid", samples);
+  const uint8_t* is_in_loss = flags_of(in_loss, "in_loss", samples);
+  grpo::Groups groups{data_of(rewards, "rewards", samples), cu_groups ? cu_groups->data() : nullptr,
+                      is_valid, cu_groups ? cu_groups->size() - 1 : 0, samples};
+  float* out = dlogp.mutable_data();
+
+  py::gil_scoped_release release;
+  std::vector<float> own(groups.rewards ? samples : 0);
+  std::vector<uint8_t> signal(groups.groups), used(samples, 1);
+  if (groups.rewards) {
+    grpo::group_advantages(groups, options, own.data(), signal.data());
+    in.advantages = own.data();
+  }
+  // A sample outside the statistics has no advantage, so it has no place in the loss either.
+  for (py::ssize_t s = 0; s < samples; ++s) {
+    used[s] = (!is_in_loss || is_in_loss[s]) && (!is_valid || is_valid[s]) &&
+              (!groups.rewards || std::isfinite(groups.rewards[s]));
+  }
+  in.in_loss = used.data();
+  std::vector<double> result = metrics_of(grpo::group_loss(in, options, out));
+  if (groups.rewards) {
+    const auto quiet = std::count(signal.begin(), signal.end(), 0);
+    result.push_back(static_cast<double>(quiet) / std::max<size_t>(signal.size(), 1));
+  }
+  return result;
 }
 
 grpo::Dtype dtype_of(const std::string& name) {

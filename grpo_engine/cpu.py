@@ -10,7 +10,7 @@ from . import _C
 from .kernels.gradient import attach_gradient
 from .kernels.logit_map import LogitMap, RowStats
 from .kernels.options import GRPOOptions
-from .kernels.reference import LossOutput, is_valid
+from .kernels.reference import LossOutput
 
 METRICS = (
     "kl ratio_mean ratio_min ratio_max clip_low clip_high clip_region advantage_abs "
@@ -44,38 +44,30 @@ def grpo_loss(
     normalizer: float | Tensor | None = None,
 ) -> LossOutput:
     """As kernels/reference.py::grpo_loss, for float32 log-probs."""
-    signal = None
-    if advantages is None:
-        advantages, signal = group_advantages(rewards, cu_groups, valid, options)
-        valid = is_valid(rewards, valid)
-    if valid is not None:
-        in_loss = valid if in_loss is None else in_loss & valid
     if normalizer is not None:
         normalizer = torch.as_tensor(normalizer, dtype=torch.float32).reshape(1)
     samples = len(logp) if cu_seqlens is None else len(cu_seqlens) - 1
     dlogp = torch.empty_like(logp, memory_format=torch.contiguous_format, requires_grad=False)
-    loss, *metrics = group_loss_raw(
+    loss, *metrics = _C.group_loss(
         _array(logp),
         _array(old_logp),
         _array(ref_logp if options.beta > 0 else None),
+        _array(rewards),
+        _array(cu_groups),
         _array(advantages),
         _array(cu_seqlens),
         samples,
         _array(mask),
+        _array(valid),
         _array(in_loss),
         _array(importance_ratio),
         _array(normalizer),
         _loss_options(options),
         dlogp.numpy(),
     )
-    if signal is not None:
-        metrics.append(1.0 - float(signal.sum()) / max(1, len(signal)))
     loss, *values = torch.tensor([loss, *metrics], dtype=torch.float32).unbind()
-    names = METRICS if signal is None else (*METRICS, "no_signal")
+    names = METRICS if rewards is None else (*METRICS, "no_signal")
     return LossOutput(attach_gradient(logp, loss, dlogp), dict(zip(names, values, strict=True)))
-
-
-group_loss_raw = _C.group_loss  # arrays in, dlogp written, loss and metrics as numbers
 
 
 @functools.lru_cache(maxsize=64)
