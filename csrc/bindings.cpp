@@ -187,6 +187,9 @@ std::vector<double> group_loss(
     throw std::invalid_argument("either rewards with cu_groups, or advantages");
   }
   if (dlogp.size() != tokens) throw std::invalid_argument("dlogp must be as logp");
+  if (samples < 0 || (!cu_seqlens && (samples ? tokens % samples : tokens))) {
+    throw std::invalid_argument("samples must be >= 0, and rows of logp without cu_seqlens");
+  }
   if (cu_seqlens) check_offsets(*cu_seqlens, "cu_seqlens", tokens);
   if (cu_groups) check_offsets(*cu_groups, "cu_groups", samples);
   grpo::LossInputs in{};
@@ -336,11 +339,22 @@ PYBIND11_MODULE(_C, m) {
   m.def("pack_groups", &pack_groups, py::arg("prompt_len"), py::arg("completion_len"),
         py::arg("cu_groups"), py::arg("token_budget"), py::arg("shared_prompt"));
   py::class_<grpo::LossOptions>(m, "LossOptions").def(py::init(&loss_options));
-  m.def("group_advantages", &group_advantages);
-  m.def("group_loss", &group_loss);
-  m.def("softmax_rows", &softmax_rows);
-  m.def("gradient_rows", &gradient_rows);
-  m.def("accumulate", &accumulate);
+  // Nothing is converted: a copy would be written to, or made again in each call.
+  const auto as_is = [](const char* name) { return py::arg(name).noconvert(); };
+  m.def("group_advantages", &group_advantages, as_is("rewards"), as_is("cu_groups"), as_is("valid"),
+        py::arg("options"));
+  m.def("group_loss", &group_loss, as_is("logp"), as_is("old_logp"), as_is("ref_logp"),
+        as_is("rewards"), as_is("cu_groups"), as_is("advantages"), as_is("cu_seqlens"),
+        py::arg("samples"), as_is("mask"), as_is("valid"), as_is("in_loss"),
+        as_is("importance_ratio"), as_is("normalizer"), py::arg("options"), as_is("dlogp"));
+  m.def("softmax_rows", &softmax_rows, as_is("tile"), as_is("hidden"), as_is("weight"),
+        as_is("targets"), py::arg("dtype"), as_is("bias"), as_is("inv_temperature"),
+        py::arg("softcap"), py::arg("logit_scale"), py::arg("gradient"));
+  m.def("gradient_rows", &gradient_rows, as_is("tile"), as_is("hidden"), as_is("weight"),
+        as_is("targets"), py::arg("dtype"), as_is("bias"), as_is("inv_temperature"),
+        py::arg("softcap"), py::arg("logit_scale"), py::arg("first_column"), as_is("lse"),
+        as_is("logp"), as_is("upstream"));
+  m.def("accumulate", &accumulate, as_is("sum"), as_is("x"), py::arg("dtype"));
   m.def("use_isa", &use_isa);
   m.def("best_isa", [] {
     const char* names[] = {"plain", "avx2", "avx512"};

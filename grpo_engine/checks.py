@@ -107,7 +107,7 @@ def credit(
         rewards = floating("rewards", rewards, 1)
         same_shape("rewards", rewards, (n_samples,))
         check_offsets("cu_groups", cu_groups, n_samples)
-        return rewards, None
+        return rewards.to(logp.dtype), None
     per_sample = tensor("advantages", advantages).shape == (n_samples,)
     if not per_sample and advantages.shape != logp.shape:
         raise ValueError(
@@ -116,7 +116,7 @@ def credit(
         )
     if options.loss_type == "vespo" and not per_sample:
         raise ValueError("advantages must be one per sample for loss_type vespo")
-    return None, floating("advantages", advantages, advantages.dim())
+    return None, floating("advantages", advantages, advantages.dim()).to(logp.dtype)
 
 
 def tensor(name: str, x: Any) -> Tensor:
@@ -138,7 +138,7 @@ def like(name: str, x: Tensor | None, logp: Tensor) -> Tensor | None:
         return None
     x = floating(name, x, logp.dim())
     same_shape(name, x, logp.shape)
-    return x
+    return x.to(logp.dtype)
 
 
 def mask(name: str, x: Tensor | None, shape: Sequence[int]) -> Tensor | None:

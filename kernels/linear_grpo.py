@@ -78,9 +78,10 @@ def linear_grpo_loss(
 ) -> LossOutput:
     """loss_of(log-probs) with its gradient down to hidden, weight and bias.
 
-    With a frozen head the two steps are already as cheap as they can be.
+    With a frozen head the two steps are already as cheap as they can be. In float16 a gradient
+    made before the loss scale is known would fall under the smallest number: two steps as well.
     """
-    if not trains_head(weight, bias):
+    if not trains_head(weight, bias) or weight.dtype == torch.float16:
         logp, _ = token_logprob(
             hidden, weight, targets, bias, temperature, softcap, logit_scale,
             make_rows=make_rows, tile_bytes=tile_bytes,
