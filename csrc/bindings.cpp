@@ -160,11 +160,13 @@ const uint8_t* flags_of(const MaybeArray<bool>& a, const char* name, py::ssize_t
 std::vector<double> metrics_of(const grpo::LossResult& r) {
   const double n = r.tokens ? static_cast<double>(r.tokens) : 1.0;
   const bool none = r.tokens == 0;
+  // Minimum and maximum skip a NaN, which the sum has kept.
+  const auto extreme = [&](float x) { return none ? 1.0 : std::isnan(r.ratio) ? r.ratio : x; };
   return {r.loss,
           r.kl / n,
           none ? 1.0 : r.ratio / n,
-          none ? 1.0 : r.ratio_min,
-          none ? 1.0 : r.ratio_max,
+          extreme(r.ratio_min),
+          extreme(r.ratio_max),
           r.clip_low / n,
           r.clip_high / n,
           (r.clip_low + r.clip_high) / n,

@@ -1,7 +1,7 @@
 // The passes over one row of logits; compiled by cpu_head.cpp for each instruction set.
 
 constexpr size_t kRefined = 64;               // logits of a row that are made again in float32,
-constexpr float kRefinedShare = 1.0f / 1024;  // if they weigh more than this in its softmax
+constexpr float kRefinedShare = 1.0f / 1024;  // if they weigh so much of all but the target
 
 // z of the columns [column, column + count), from raw logits.
 GRPO_INLINE Floats logits(const RowMap& m, Floats a, int64_t column, int64_t count) {
@@ -41,7 +41,8 @@ float exact_logit(const Tile& t, int64_t row, const RowMap& m, int64_t v) {
   return logit(m, dot(h, weight, t.width), v);
 }
 
-// With e = e^(z - peak): sum e and sum e (z - peak) over a row.
+// With e = e^(z - peak): sum e and sum e (z - peak) over a row, its target left out: what remains
+// beside a target of probability near 1 would be rounding.
 struct RowSums {
   float peak = -3.4e38f;
   double sum = 0, weighted = 0;
@@ -63,7 +64,7 @@ struct RowSums {
 // One sweep: adds up the row block by block, each under the highest peak so far. With `gradient`
 // w.slopes becomes e dz/da, and w.peaks the peak of a block.
 template <typename T, bool gradient>
-RowSums sum_row(const T* a, int64_t n, const RowMap& map, Workspace& w) {
+RowSums sum_row(const T* a, int64_t n, int64_t target, const RowMap& map, Workspace& w) {
   const RowMap m = map;  // a copy: what the stores might alias would be read again each time
   RowSums sums;
   alignas(64) float z[kBlock];
@@ -73,6 +74,7 @@ RowSums sum_row(const T* a, int64_t n, const RowMap& map, Workspace& w) {
     for (int64_t v = 0; v < count; v += kLanes) {
       Floats some = logits(m, load_some(a + at + v, count - v), at + v, count - v);
       for (int64_t i = count - v; i < kLanes; ++i) some[i] = -kInfinity;
+      if (const int64_t own = target - at - v; own >= 0 && own < kLanes) some[own] = -kInfinity;
       store_floats(z + v, some);
       most = select(some > most, some, most);
     }
@@ -95,16 +97,17 @@ RowSums sum_row(const T* a, int64_t n, const RowMap& map, Workspace& w) {
   return sums;
 }
 
-// The columns of the largest logits of a row that weigh: at most kRefined.
+// The columns of the largest logits beside the target that weigh: at most kRefined.
 template <typename T>
-void find_largest(const T* a, int64_t n, const RowMap& m, const RowSums& sums, Workspace& w) {
+void find_largest(const T* a, int64_t n, int64_t target, const RowMap& m, const RowSums& sums,
+                  Workspace& w) {
   const float least = sums.peak + static_cast<float>(std::log(sums.sum * kRefinedShare));
   w.largest.clear();
   for (int64_t block = 0, at = 0; at < n; ++block, at += kBlock) {
     if (!(w.block_max[block] >= least)) continue;
     for (int64_t v = at; v < std::min(n, at + kBlock); ++v) {
       const float z = logit(m, load_some(a + v, 1)[0], v);
-      if (z >= least) w.largest.push_back({z, v});
+      if (z >= least && v != target) w.largest.push_back({z, v});
     }
   }
   if (w.largest.size() <= kRefined) return;
@@ -116,32 +119,36 @@ void find_largest(const T* a, int64_t n, const RowMap& m, const RowSums& sums, W
 // Makes the logits again that weigh, in the sums and in w.slopes.
 template <typename T, bool gradient>
 void refine(const Tile& t, int64_t row, const T* a, const RowMap& m, RowSums& sums, Workspace& w) {
-  find_largest(a, t.columns, m, sums, w);
+  find_largest(a, t.columns, t.targets[row], m, sums, w);
   for (const auto& [rounded, v] : w.largest) {
     const float z = exact_logit<T>(t, row, m, v);
     sums.add(rounded, -1);
     sums.add(z, 1);
     if constexpr (gradient) w.slopes[v] = std::exp(z - w.peaks[v / kBlock]) * slope(m, z);
   }
+  sums.sum = std::max(sums.sum, 0.0);  // one weight, subtracted and added, may leave rounding
 }
 
 template <typename T, bool gradient>
 void softmax_row(const Tile& t, int64_t row, const RowMap& m, const RowStats& out, Workspace& w) {
   T* a = static_cast<T*>(t.data) + row * t.columns;
   const int64_t target = t.targets[row];
-  RowSums sums = sum_row<T, gradient>(a, t.columns, m, w);
+  RowSums sums = sum_row<T, gradient>(a, t.columns, target, m, w);
   float target_z = logit(m, load_some(a + target, 1)[0], target);
   if constexpr (sizeof(T) == 2) {
     refine<T, gradient>(t, row, a, m, sums, w);
     target_z = exact_logit<T>(t, row, m, target);
   }
-  const double log_sum = std::log(sums.sum);
-  const float logp = clamp(static_cast<float>(target_z - sums.peak - log_sum), -kInfinity, 0.0f);
-  out.logp[row] = logp;
+  if (target_z > sums.peak) sums.raise(target_z);
+  const double others = sums.sum, below = static_cast<double>(target_z) - sums.peak;
+  sums.add(std::max(target_z, -3.4e38f), 1);
+  const double log_sum = std::log(sums.sum), own = std::exp(below);
+  const double logp = own > others ? -std::log1p(others / own) : below - log_sum;
+  out.logp[row] = static_cast<float>(logp);
   out.lse[row] = static_cast<float>(sums.peak + log_sum);
   out.entropy[row] = static_cast<float>(log_sum - sums.weighted / sums.sum);
   if constexpr (!gradient) return;
-  out.target_weight[row] = -std::expm1(logp) * slope(m, target_z);
+  out.target_weight[row] = static_cast<float>(others / sums.sum) * slope(m, target_z);
   for (int64_t block = 0, at = 0; at < t.columns; ++block, at += kBlock) {
     const double down = static_cast<double>(w.peaks[block]) - sums.peak;
     const float scale = static_cast<float>(std::exp(down) / sums.sum);
@@ -157,7 +164,8 @@ void gradient_row(const Tile& t, int64_t row, const RowMap& map, float lse, floa
                   float upstream) {
   const RowMap m = map;
   T* a = static_cast<T*>(t.data) + row * t.columns;
-  const float least = lse + std::log(kRefinedShare);
+  const float others = std::max(-std::expm1(logp), 1e-7f);  // at 0 every column would weigh
+  const float least = lse + std::log(kRefinedShare * others);
   alignas(64) float gradient[kBlock];
   for (int64_t at = 0; at < t.columns; at += kBlock) {
     const int64_t count = std::min<int64_t>(kBlock, t.columns - at);
@@ -172,7 +180,7 @@ void gradient_row(const Tile& t, int64_t row, const RowMap& map, float lse, floa
     const bool refined = sizeof(T) == 2 && max_of(most) >= least;
     for (int64_t v = 0; refined && v < count; ++v) {
       const float rounded = logit(m, load_some(a + at + v, 1)[0], at + v);
-      if (!(rounded >= least)) continue;
+      if (!(rounded >= least) || at + v + t.first_column == t.targets[row]) continue;
       const float z = exact_logit<T>(t, row, m, at + v);
       gradient[v] = -upstream * slope(m, z) * std::exp(z - lse);
     }
