@@ -105,9 +105,12 @@ void find_largest(const T* a, int64_t n, int64_t target, const RowMap& m, const 
   w.largest.clear();
   for (int64_t block = 0, at = 0; at < n; ++block, at += kBlock) {
     if (!(w.block_max[block] >= least)) continue;
-    for (int64_t v = at; v < std::min(n, at + kBlock); ++v) {
-      const float z = logit(m, load_some(a + v, 1)[0], v);
-      if (z >= least && v != target) w.largest.push_back({z, v});
+    for (int64_t v = at; v < std::min(n, at + kBlock); v += kLanes) {
+      const Floats z = logits(m, load_some(a + v, n - v), v, n - v);
+      if (!(max_of(z) >= least)) continue;
+      for (int64_t i = 0; i < std::min<int64_t>(kLanes, n - v); ++i) {
+        if (z[i] >= least && v + i != target) w.largest.push_back({z[i], v + i});
+      }
     }
   }
   if (w.largest.size() <= kRefined) return;
@@ -178,11 +181,14 @@ void gradient_row(const Tile& t, int64_t row, const RowMap& map, float lse, floa
       store_floats(gradient + v, -upstream * slope(m, z) * p);
     }
     const bool refined = sizeof(T) == 2 && max_of(most) >= least;
-    for (int64_t v = 0; refined && v < count; ++v) {
-      const float rounded = logit(m, load_some(a + at + v, 1)[0], at + v);
-      if (!(rounded >= least) || at + v + t.first_column == t.targets[row]) continue;
-      const float z = exact_logit<T>(t, row, m, at + v);
-      gradient[v] = -upstream * slope(m, z) * std::exp(z - lse);
+    for (int64_t v = 0; refined && v < count; v += kLanes) {
+      const Floats z = logits(m, load_some(a + at + v, count - v), at + v, count - v);
+      if (!(max_of(z) >= least)) continue;
+      for (int64_t i = 0; i < std::min<int64_t>(kLanes, count - v); ++i) {
+        if (!(z[i] >= least) || at + v + i + t.first_column == t.targets[row]) continue;
+        const float exact = exact_logit<T>(t, row, m, at + v + i);
+        gradient[v + i] = -upstream * slope(m, exact) * std::exp(exact - lse);
+      }
     }
     for (int64_t v = 0; v < count; v += kLanes) {
       store_some(a + at + v, load_as_floats(gradient + v), count - v);
