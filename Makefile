@@ -28,7 +28,7 @@ bench: $(PEERS)
 	$(BIN)/grpo bench
 
 lint: $(INSTALLED)
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.hpp csrc/*.inl
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from grpo_engine.benchmarks.cubins import ARCHITECTURES, Usage, spread
 
 SPILLING = """

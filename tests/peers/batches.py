@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-from grpo_engine.benchmarks.peers import trl_compute_loss, trl_trainer
 from torch import Tensor
 
 import grpo_engine as ge
 from grpo_engine import GRPOOptions, ops
+from grpo_engine.benchmarks.peers import trl_compute_loss, trl_trainer
 from grpo_engine.kernels.options import CLIPPED_LOSSES, LossType
 
 # "auto" is one of the others; Triton has no CPU but under its interpreter (interpreted.py).

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from grpo_engine.benchmarks.peers import trl_chunked_logprob
 from torch import Tensor
+
+from grpo_engine.benchmarks.peers import trl_chunked_logprob
 
 LOGIT_STD = 4.0
 VARIANTS = {

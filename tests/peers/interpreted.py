@@ -7,6 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
+
+import grpo_engine as ge
 from batches import (
     LAYOUTS,
     OPTIONS,
@@ -18,13 +21,10 @@ from batches import (
     ours,
     trls,
 )
+from grpo_engine import GRPOOptions, ops
 from grpo_engine.benchmarks.peers import LIGER_NAMES
 from heads import VARIANTS, make_head, scored
 from heads import trls as trls_head
-from torch import Tensor
-
-import grpo_engine as ge
-from grpo_engine import GRPOOptions, ops
 
 FEW = (  # a token term, a level, a reduction each
     "grpo-corrected_kl",

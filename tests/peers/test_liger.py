@@ -4,6 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
+
+import grpo_engine as ge
 from batches import (
     CORRECTED_KL,
     IMPLEMENTATIONS,
@@ -17,13 +20,10 @@ from batches import (
     options_of,
     trls,
 )
-from grpo_engine.benchmarks.peers import liger_module
-from heads import Head, make_head
-from torch import Tensor
-
-import grpo_engine as ge
 from grpo_engine import GRPOOptions
+from grpo_engine.benchmarks.peers import liger_module
 from grpo_engine.kernels.options import CLIPPED_LOSSES
+from heads import Head, make_head
 
 TEMPERATURE = 0.8
 # luspo is right where each term is one number a sample: see the tests of it below.

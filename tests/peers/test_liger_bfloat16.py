@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from batches import IMPLEMENTATIONS
-from grpo_engine.benchmarks.peers import liger_chunked_loss
-from heads import make_head, scored
 from torch import Tensor
 
 import grpo_engine as ge
+from batches import IMPLEMENTATIONS
 from grpo_engine import GRPOOptions
+from grpo_engine.benchmarks.peers import liger_chunked_loss
+from heads import make_head, scored
 
 with_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 MEAN_LOGP = GRPOOptions(loss_type="bnpo", beta=0.0)  # on-policy, its gradient is that of mean logp

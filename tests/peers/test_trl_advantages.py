@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from torch import Tensor
+
+import grpo_engine as ge
 from batches import (
     IMPLEMENTATIONS,
     KL,
@@ -13,11 +16,8 @@ from batches import (
     ours,
     trls,
 )
-from grpo_engine.benchmarks.peers import trl_trainer
-from torch import Tensor
-
-import grpo_engine as ge
 from grpo_engine import GRPOOptions
+from grpo_engine.benchmarks.peers import trl_trainer
 from grpo_engine.kernels import reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # inside TRL

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
+
 from batches import (
     CORRECTED_KL,
     IMPLEMENTATIONS,
@@ -17,8 +19,6 @@ from batches import (
     ours,
     trls,
 )
-from torch import Tensor
-
 from grpo_engine.kernels.options import CLIPPED_LOSSES, LossType
 
 with_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from batches import IMPLEMENTATIONS, assert_close
-from heads import VARIANTS, make_head, scored, trls
 
 import grpo_engine as ge
+from batches import IMPLEMENTATIONS, assert_close
+from heads import VARIANTS, make_head, scored, trls
 
 BF16_LOGIT_ULP = 0.125  # of the largest logits here, from 16 to 32
 with_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)

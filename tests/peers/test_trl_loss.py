@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import torch
+
 from batches import (
     CORRECTED_KL,
     IMPLEMENTATIONS,
@@ -19,9 +20,8 @@ from batches import (
     ours,
     trls,
 )
-from grpo_engine.benchmarks.peers import eager_loss, trl_compute_loss, trl_eager_loss, trl_trainer
-
 from grpo_engine import GRPOOptions
+from grpo_engine.benchmarks.peers import eager_loss, trl_compute_loss, trl_eager_loss, trl_trainer
 from grpo_engine.kernels.options import CLIPPED_LOSSES, LossType
 
 LOSS_TYPES = LossType.__args__
