@@ -42,7 +42,7 @@ $(INSTALLED): setup.py pyproject.toml requirements-dev.txt $(wildcard csrc/*)
 	touch $@
 
 $(PEERS): requirements-peers.txt $(INSTALLED)
-	$(BIN)/python -m pip install -q -r requirements-peers.txt -c requirements-dev.txt
+	$(BIN)/python -m pip install -q -r requirements-dev.txt -r requirements-peers.txt
 	touch $@
 
 clean:
