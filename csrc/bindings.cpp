@@ -357,6 +357,9 @@ PYBIND11_MODULE(_C, m) {
         py::arg("softcap"), py::arg("logit_scale"), py::arg("first_column"), as_is("lse"),
         as_is("logp"), as_is("upstream"));
   m.def("accumulate", &accumulate, as_is("sum"), as_is("x"), py::arg("dtype"));
+  m.def(
+      "prefer_huge_pages",
+      [](py::array& a) { grpo::prefer_huge_pages(a.mutable_data(), a.nbytes()); }, as_is("array"));
   m.def("use_isa", &use_isa);
   m.def("best_isa", [] {
     const char* names[] = {"plain", "avx2", "avx512"};

@@ -9,6 +9,10 @@
 
 #include "simd.hpp"
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 namespace grpo {
 
 constexpr int kBlock = 256;  // columns that go through the cache together
@@ -65,6 +69,16 @@ void gradient_rows(const Tile& t, const LogitMap& map, const float* lse, const f
   for (int64_t row = 0; row < t.rows; ++row) {
     gradient_row(t, row, row_map(map, row), lse[row], logp[row], upstream[row]);
   }
+}
+
+void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kPage = 4096;
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t first = (address + kPage - 1) / kPage * kPage;
+  const uintptr_t end = address + static_cast<uintptr_t>(bytes);
+  if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);  // a hint
+#endif
 }
 
 void accumulate(float* sum, const void* x, Dtype dtype, int64_t count) {

@@ -96,14 +96,15 @@ class CpuRows:
         count = shape[0] * shape[1]
         if self._tile is None or self._tile.numel() < count:
             self._tile = hidden.new_empty(count)
+            _C.prefer_huge_pages(_matrix(self._tile)[0])
         tile = self._tile[:count].view(shape)
-        for part in _gemm_blocks(len(weight)):
+        for part in _blocks(len(weight), COLUMN_BLOCK):
             torch.mm(hidden, weight[part].T, out=tile[:, part])
         return tile
 
     def add_product(self, into: Tensor, a: Tensor, b: Tensor) -> None:
         """into [M, N] f32 += a [M, K] @ b [K, N]; blocks of K are summed in float32."""
-        for part in _gemm_blocks(a.shape[1]):
+        for part in _blocks(a.shape[1], SUM_BLOCK):
             if a.dtype == torch.float32:
                 into.addmm_(a[:, part], b[part])
             else:
@@ -141,11 +142,14 @@ class CpuRows:
         return tile
 
 
-GEMM_BLOCK = 8192  # a longer V or K leaves the caches of the CPU's GEMM: half the speed at 150,000
+# Measured with oneDNN at V = 151,936, D = 1024: blocks of columns are 10 to 20 % faster than all at
+# once; blocks of a sum lose 7 % and keep float32 between them.
+COLUMN_BLOCK = 8192
+SUM_BLOCK = 32768
 
 
-def _gemm_blocks(count: int) -> list[slice]:
-    return [slice(start, start + GEMM_BLOCK) for start in range(0, count, GEMM_BLOCK)]
+def _blocks(count: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, count, size)]
 
 
 def _matrix(x: Tensor) -> tuple[Any, str]:
