@@ -16,9 +16,9 @@ from .checks import check_offsets
 from .kernels import reference
 from .kernels.options import GRPOOptions
 from .kernels.reference import LossOutput
+from .kernels.token_logprob import TILE_BYTES
 
 IMPLEMENTATIONS = ("auto", "triton", "cpp", "torch")
-TILE_BYTES = 256 << 20
 
 # Ops inside the engine, with one implementation each.
 head_logits = reference.head_logits
