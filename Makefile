@@ -5,6 +5,7 @@ SEED ?= 0
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS := $(VENV)/.peers
+SOURCES := $(wildcard csrc/*.* csrc/*/*.*)
 
 .PHONY: quickstart test test-all cubins bench lint clean
 
@@ -30,10 +31,10 @@ bench: $(PEERS)
 lint: $(INSTALLED)
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.hpp csrc/*.inl
+	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
 
 # Reinstalled, and so rebuilt, whenever a source of the extension or a pin changes.
-$(INSTALLED): setup.py pyproject.toml requirements-dev.txt $(wildcard csrc/*)
+$(INSTALLED): setup.py pyproject.toml requirements-dev.txt $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q "$$(grep '^torch==' requirements-dev.txt)"

@@ -13,8 +13,8 @@ setup(
     ext_modules=[
         Pybind11Extension(
             "grpo_engine._C",
-            sorted(str(path) for path in Path("csrc").glob("*.cpp")),
-            depends=sorted(str(path) for path in Path("csrc").glob("*.[hi]*")),
+            sorted(str(path) for path in Path("csrc").rglob("*.cpp")),
+            depends=sorted(str(path) for path in Path("csrc").rglob("*.[hi]*")),
             cxx_std=17,
             extra_compile_args=FLAGS,
             extra_link_args=["-fopenmp"],

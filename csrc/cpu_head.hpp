@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-namespace grpo {
+#include "dtype.hpp"
 
-enum class Dtype { float32, bfloat16, float16 };
+namespace grpo {
 
 // A tile of raw logits a = h . W_v, of the columns from `first_column` on; replaced in place.
 struct Tile {
