@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import checks
 from .checks import check_offsets
-from .kernels import reference
+from .kernels import reference, reference_decode
 from .kernels.options import GRPOOptions
 from .kernels.reference import LossOutput
 from .kernels.token_logprob import TILE_BYTES
@@ -22,7 +22,7 @@ IMPLEMENTATIONS = ("auto", "triton", "cpp", "torch")
 
 # Ops inside the engine, with one implementation each.
 head_logits = reference.head_logits
-sample_tokens = reference.sample_tokens
+sample_tokens = reference_decode.sample_tokens
 loss_normalizer = reference.default_normalizer
 
 
