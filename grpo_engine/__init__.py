@@ -18,7 +18,7 @@ from .ops import (
 )
 from .rollout import Rollout, SamplingParams
 
-_LAZY = {"GroupSampler": "sampler"}
+_LAZY = {"GroupSampler": "sampler", "group_hidden": "packed"}
 
 __all__ = [
     "GRPOOptions",
@@ -29,6 +29,7 @@ __all__ = [
     "UserError",
     "check_offsets",
     "group_advantages",
+    "group_hidden",
     "grpo_loss",
     "linear_grpo_loss",
     "pack_groups",

@@ -1,16 +1,13 @@
-"""From token ids to log-probs: the decoder's hidden states, and the head without its module."""
+"""What a causal LM is made of: decoder, head without its module, and facts of its config."""
 
-import functools
-import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .errors import UserError
-from .ops import head_logits, token_logprob
 
 
 @dataclass(frozen=True)
@@ -21,11 +18,6 @@ class Head:
     bias: Tensor | None
     softcap: float | None
     logit_scale: float
-
-    def float(self) -> "Head":
-        """The head in float32, in which logits are made: once for many calls."""
-        bias = self.bias if self.bias is None else self.bias.float()
-        return replace(self, weight=self.weight.float(), bias=bias)
 
 
 def causal_lm(model: nn.Module) -> nn.Module:
@@ -54,37 +46,6 @@ def context_length(model: nn.Module) -> int | None:
     return getattr(causal_lm(model).config.get_text_config(), "max_position_embeddings", None)
 
 
-def check_model(model: nn.Module) -> None:
-    """Raises UserError for a model that can't be served: the message says which part of it."""
-    causal = causal_lm(model)
-    config = causal.config.get_text_config()
-    kinds = getattr(config, "layer_types", None) or []
-    if not hasattr(config, "num_attention_heads") or any("attention" not in k for k in kinds):
-        raise UserError(f"{type(causal).__name__} has layers without attention: not supported")
-    if any("linear" in kind for kind in kinds):
-        raise UserError(f"{type(causal).__name__} has linear-attention layers: not supported")
-    check_head(model)
-
-
-@torch.no_grad()
-def check_head(model: nn.Module) -> None:
-    """Raises UserError for a model whose logits are not its head applied to its hidden states."""
-    causal, head = causal_lm(model), head_of(model)
-    count = min(8, context_length(model) or 8)
-    ids = torch.arange(1, count + 1, device=head.weight.device)[None] % len(head.weight)
-    with evaluating(causal):
-        hidden = decoder_hidden(causal, input_ids=ids)
-        own = head_logits(hidden[0], head.weight, head.bias, head.softcap, head.logit_scale)
-        theirs = causal(input_ids=ids, use_cache=False).logits[0].float()
-    if not torch.isfinite(theirs).all():
-        raise UserError(f"the logits of {type(causal).__name__} are not finite: damaged weights?")
-    if not torch.allclose(own, theirs, rtol=2e-2, atol=2e-2 * float(theirs.std())):
-        raise UserError(
-            f"{type(causal).__name__} computes its logits in a way that is not known here "
-            "(not scale, bias or softcap of a linear head); its log-probs would be wrong"
-        )
-
-
 @contextmanager
 def evaluating(model: nn.Module, *, as_trained: bool = False) -> Iterator[None]:
     """eval() for a while; afterwards every module's training flag is exactly what it was.
@@ -103,60 +64,25 @@ def evaluating(model: nn.Module, *, as_trained: bool = False) -> Iterator[None]:
             module.training = flag
 
 
-def decoder_hidden(causal: nn.Module, cache: object | None = None, **inputs: Tensor) -> Tensor:
-    """Hidden states [B, T, D] before the head; `cache`: a transformers Cache that is extended."""
-    decoder = causal.get_decoder()
-    if cache is None:
-        return decoder(**inputs, use_cache=False).last_hidden_state
-    return decoder(
-        **inputs, **{_cache_argument(type(decoder)): cache}, use_cache=True
-    ).last_hidden_state
+def decoder_hidden(causal: nn.Module, **inputs: Any) -> Tensor:
+    """Hidden states [B, T, D] before the head."""
+    return causal.get_decoder()(**inputs, use_cache=False).last_hidden_state
 
 
-@functools.cache
-def _cache_argument(decoder: type[nn.Module]) -> str:
-    # transformers renamed it in 5.24.
-    names = inspect.signature(decoder.forward).parameters
-    return "cache" if "cache" in names else "past_key_values"
+def eos_ids(model: nn.Module, tokenizer: Any = None) -> frozenset[int]:
+    """The ids that end a completion: those of the tokenizer and of the generation config."""
+    generation = getattr(causal_lm(model), "generation_config", None)
+    found: set[int] = set()
+    for source in (tokenizer, generation, causal_lm(model).config):
+        ids = getattr(source, "eos_token_id", None)
+        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    return frozenset(found)
 
 
-def completion_logprobs(
-    model: nn.Module,
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Sequence[int]],
-    temperatures: Sequence[float],
-) -> tuple[Tensor, Tensor]:
-    """Log-prob and entropy [N] of the completion tokens, sample after sample, differentiable.
-
-    prompts, completions: token ids, one list a sample; temperatures: one a sample, 0 counts as 1.
-    """
-    causal = causal_lm(model)
-    head = head_of(causal)
-    hidden = _completion_hidden(causal, prompts, completions)
-    lengths = torch.tensor([len(c) for c in completions])
-    targets = torch.tensor([t for c in completions for t in c], dtype=torch.int64)
-    tempered = torch.tensor([t or 1.0 for t in temperatures]).repeat_interleave(lengths)
-    device = hidden.device
-    return token_logprob(
-        hidden.to(head.weight.dtype),
-        head.weight,
-        targets.to(device),
-        bias=head.bias,
-        temperature=tempered.to(device),
-        softcap=head.softcap,
-        logit_scale=head.logit_scale,
-    )
-
-
-def _completion_hidden(
-    causal: nn.Module, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
-) -> Tensor:
-    """Hidden states [N, D]; row t predicts completion token t."""
-    rows = [[*p, *c] for p, c in zip(prompts, completions, strict=True)]
-    width = max(map(len, rows))
-    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-    # Padding stands on the right, where a causal model never sees it: no mask is needed.
-    hidden = decoder_hidden(causal, input_ids=ids.to(causal.device))
-    row = [i for i, c in enumerate(completions) for _ in c]
-    at = [len(p) - 1 + t for p, c in zip(prompts, completions, strict=True) for t in range(len(c))]
-    return hidden[row, at]
+def kv_bytes_per_token(model: nn.Module) -> int:
+    """Bytes of keys and values that one token of one sample holds: 2 layers kv_heads head_dim."""
+    config = causal_lm(model).config.get_text_config()
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return 2 * config.num_hidden_layers * kv_heads * head_dim * causal_lm(model).dtype.itemsize

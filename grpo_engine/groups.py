@@ -14,8 +14,6 @@ from .ops import group_advantages, pack_groups
 from .rewards import Scores
 from .rollout import Rollout, SamplingParams
 
-PADDED_MOST = 2  # a micro-batch with its padding holds at most so many token budgets
-
 
 @dataclass
 class Batch:
@@ -94,9 +92,7 @@ def make_batch(
 
 
 def micro_batches(batch: Batch, token_budget: int, *, without_signal: bool) -> list[list[int]]:
-    """Sample numbers of the micro-batches: whole groups under the budget, prompts paid per sample.
-
-    A micro-batch that padding to its longest sample would more than double is cut further.
+    """Sample numbers of the micro-batches: whole groups under the budget, a prompt paid once each.
 
     Only samples in the loss get a forward; those of groups without signal have no policy gradient,
     so they get one only if `without_signal` (for the KL).
@@ -113,25 +109,9 @@ def micro_batches(batch: Batch, token_budget: int, *, without_signal: bool) -> l
         [len(batch.rollouts[s].completion_ids) for s in kept],
         [0, *per_group.cumsum(0).tolist()],
         token_budget,
-        shared_prompt=False,
+        shared_prompt=True,
     )
-    whole = [[kept[i] for _, a, b in micro for i in range(a, b)] for micro in packed]
-    return [part for micro in whole for part in _cut_by_padding(batch, micro, token_budget)]
-
-
-def _cut_by_padding(batch: Batch, micro: list[int], token_budget: int) -> list[list[int]]:
-    width = {
-        s: len(batch.rollouts[s].prompt_ids) + len(batch.rollouts[s].completion_ids) for s in micro
-    }
-    most = PADDED_MOST * token_budget
-    if len(micro) * max(width.values()) <= most:
-        return [micro]
-    parts: list[list[int]] = []
-    for s in sorted(micro, key=width.__getitem__, reverse=True):
-        if not parts or (len(parts[-1]) + 1) * width[parts[-1][0]] > most:
-            parts.append([])
-        parts[-1].append(s)
-    return parts
+    return [[kept[i] for _, a, b in micro for i in range(a, b)] for micro in packed]
 
 
 def batch_to_json(batch: Batch) -> dict:

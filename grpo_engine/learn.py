@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .forward import completion_logprobs, evaluating
+from .forward import evaluating
 from .groups import Batch
 from .kernels.options import GRPOOptions
 from .ops import grpo_loss, loss_normalizer
+from .packed import completion_logprobs
 
 MicroBatches = Sequence[Sequence[int]]  # sample numbers
 

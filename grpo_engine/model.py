@@ -12,8 +12,9 @@ from torch import nn
 
 from .config import LoraConfig, ModelConfig
 from .errors import UserError, first_line, require
-from .forward import check_model, head_of
+from .forward import head_of
 from .lora import REFERENCE, TRAINED, attach_lora, is_adapter
+from .support import check_model
 
 ReferenceScope = Callable[[], AbstractContextManager[nn.Module]]
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from .errors import UserError
-from .forward import completion_logprobs, context_length, evaluating
+from .forward import context_length, evaluating
+from .packed import completion_logprobs
 
 # Keys that may be changed on purpose in the middle of a run. A resume is bitwise if those that
 # enter a step (steps under a schedule or warm-up, lr, max_grad_norm, token_budget) are not.

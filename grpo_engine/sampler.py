@@ -1,33 +1,42 @@
-"""Group sampling: a prompt is prefilled once, its samples continue from the shared prefix."""
+"""Group sampling: a prompt is prefilled once, its samples continue from its pages in W slots."""
 
-import copy
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from threading import Event
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from . import _C
+from .attention import routed
+from .cache import KVCache, Prefill
 from .data import Messages
-from .errors import require
+from .decode import DecodeStep
+from .errors import UserError
 from .forward import (
     causal_lm,
-    check_model,
     context_length,
     decoder_hidden,
+    eos_ids,
     evaluating,
     head_of,
+    kv_bytes_per_token,
 )
-from .ops import head_logits, sample_tokens
+from .kernels.grouped_attention import GroupLayout
+from .logits import LogitHead
 from .prompts import check_room, encode_prompt
 from .rollout import Rollout, SamplingParams
+from .seats import Sample, Seats
+from .support import check_model
 
 DEFAULT_PARAMS = SamplingParams()
+PAGE = 32  # tokens
 KV_BYTES_CPU = 2 << 30
-STOP_SLACK = 8  # tokens
 KV_SHARE_CUDA = 0.5  # of the free memory; the rest is for activations and the training step
+PREFILL_TOKENS = 8192  # that go through the model together
+
+Progress = Callable[[int, int], None]
 
 
 class GroupSampler:
@@ -63,11 +72,17 @@ class GroupSampler:
         prompts: Sequence[list[int] | str | Messages],
         group_size: int | Sequence[int],
         params: SamplingParams | Sequence[SamplingParams] = DEFAULT_PARAMS,
+        *,
+        progress: Progress | None = None,
+        cancel: Event | None = None,
     ) -> list[list[Rollout]]:
         """Groups in the order of the prompts; `params` given as a list is cycled over a group.
 
         Random numbers are a function of (seed, group, sample, position): what a sample draws does
-        not depend on what it is batched with. Raises UserError for a prompt without room.
+        not depend on what it is batched with. After each round `progress` is told the tokens drawn
+        and the most that can be. Once `cancel` is set no more is drawn: finished samples are
+        complete, the others come with what they have and finish reason "error".
+        Raises UserError for a prompt without room, and if the KV bytes don't hold one sample.
         """
         encoded = [self._encode(prompt) for prompt in prompts]
         context = context_length(self.model)
@@ -78,15 +93,12 @@ class GroupSampler:
             raise ValueError("group_size must be >= 1, one for all prompts or one each; no params?")
         if any(p.stop for p in cycle) and self.tokenizer is None:
             raise ValueError("stop strings need the tokenizer")
-        rows = _make_rows(encoded, sizes, cycle, context)
-        slots = self._slots(rows)
-        with evaluating(self.model):
-            for wave in _waves(rows, slots):
-                self._decode_wave(wave, slots)
-        groups: list[list[Rollout]] = [[] for _ in prompts]
-        for row in rows:
-            groups[row.group].append(self._rollout(row))
-        return groups
+        groups = _make_samples(encoded, sizes, cycle, context)
+        if groups:
+            with evaluating(self.model):
+                run = _Run(self, groups)
+                run.draw_all(progress, cancel)
+        return [[self._rollout(sample) for sample in group] for group in groups]
 
     def _encode(self, prompt: list[int] | str | Messages) -> list[int]:
         if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
@@ -95,220 +107,178 @@ class GroupSampler:
             raise ValueError("prompts given as text need the tokenizer")
         return encode_prompt(self.tokenizer, prompt)
 
-    def _slots(self, rows: Sequence["_Row"]) -> int:
-        if self.slots != "auto":
-            return self.slots
-        budget, device = self.kv_bytes, causal_lm(self.model).device
-        if budget is None and device.type == "cuda":
-            budget = int(torch.cuda.mem_get_info(device)[0] * KV_SHARE_CUDA)
-        # Rows of a wave are as wide as its longest prompt and completion together.
-        prompt = max((len(r.prompt) for r in rows), default=1)
-        row = prompt + max((r.limit for r in rows), default=0)
-        tokens = (budget or KV_BYTES_CPU) // kv_bytes_per_token(self.model)
-        if tokens // row < max((r.sample + 1 for r in rows), default=0):
-            tokens -= prompt  # a group in several parts keeps its prefix while they wait
-        return max(1, tokens // row)
+    def kv_budget(self) -> int:
+        """Bytes of keys and values that may be held."""
+        device = causal_lm(self.model).device
+        if self.kv_bytes is not None:
+            return self.kv_bytes
+        if device.type == "cuda":
+            return int(torch.cuda.mem_get_info(device)[0] * KV_SHARE_CUDA)
+        return KV_BYTES_CPU
 
-    def _decode_wave(self, rows: list["_Row"], slots: int) -> None:
-        """Prefills the prompts of these groups once and continues them, `slots` rows at a time."""
-        prompts = {row.group: row.prompt for row in rows}
-        place = {group: i for i, group in enumerate(prompts)}
-        cache, mask, hidden = self._prefill(list(prompts.values()))
-        for start in range(0, len(rows), slots):
-            part = rows[start : start + slots]
-            # Selecting rows consumes the cache; parts that follow need the prefix as it was.
-            prefix = cache if start + slots >= len(rows) else copy.deepcopy(cache)
-            index = torch.tensor([place[row.group] for row in part], device=mask.device)
-            prefix.batch_select_indices(index)
-            kept = 0 if prefix is cache else _nbytes(cache)
-            self._continue(part, prefix, mask[index], hidden[index], kept)
-
-    def _prefill(self, prompts: list[list[int]]) -> tuple[Any, Tensor, Tensor]:
-        """Prompts padded on the left -> their cache, mask [B, T] and last hidden states [B, D]."""
-        cache_class = require("transformers", "train", "sampling").DynamicCache
-        causal = causal_lm(self.model)
-        width = max(map(len, prompts))
-        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=causal.device)
-        lengths = torch.tensor([[len(p)] for p in prompts], device=causal.device)
-        mask = (torch.arange(width, device=causal.device) >= width - lengths).long()
-        cache = cache_class(config=causal.config)
-        hidden = decoder_hidden(
-            causal,
-            cache,
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
-        )
-        self.stats["prefill_tokens"] += sum(map(len, prompts))
-        return cache, mask, hidden[:, -1]
-
-    def _continue(
-        self, rows: list["_Row"], cache: Any, mask: Tensor, hidden: Tensor, kept: int
-    ) -> None:
-        """Draws until every row has ended; `kept`: bytes of the prefix that waits meanwhile."""
-        causal, head = causal_lm(self.model), head_of(self.model).float()
-        draw = _Draw(rows, len(head.weight), mask.device)
-        while True:
-            logits = head_logits(hidden, head.weight, head.bias, head.softcap, head.logit_scale)
-            tokens = draw(logits)
-            self.stats["decode_tokens"] += len(rows)
-            alive = [i for i, row in enumerate(rows) if not self._finished(row)]
-            if len(alive) < len(rows):
-                self._note_kv(kept + _nbytes(cache))
-                if not alive:
-                    return
-                rows, index = [rows[i] for i in alive], torch.tensor(alive, device=mask.device)
-                cache.batch_select_indices(index)
-                mask, tokens = mask[index], tokens[index]
-                draw = _Draw(rows, len(head.weight), mask.device)
-            mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
-            hidden = decoder_hidden(
-                causal,
-                cache,
-                input_ids=tokens[:, None],
-                attention_mask=mask,
-                position_ids=mask.sum(-1, keepdim=True) - 1,
-            )[:, -1]
-            self.stats["decode_steps"] += 1
-
-    def _finished(self, row: "_Row") -> bool:
-        if row.ids[-1] in self.eos_ids and not row.params.ignore_eos:
-            row.finish = "stop"
-        elif row.params.stop and self._ends_with_stop(row):
-            row.finish = "stop"
-        elif len(row.ids) >= row.limit:
-            row.finish = "length"
-        return row.finish is not None
-
-    def _ends_with_stop(self, row: "_Row") -> bool:
-        # A token is at least a byte; the slack is for tokens before the stop string.
-        longest = max(len(stop.encode()) for stop in row.params.stop)
-        tail = self.tokenizer.decode(row.ids[-longest - STOP_SLACK :])
-        return any(stop in tail for stop in row.params.stop)
-
-    def _note_kv(self, held: int) -> None:
-        self.stats["kv_bytes_peak"] = max(self.stats["kv_bytes_peak"], held)
-
-    def _rollout(self, row: "_Row") -> Rollout:
+    def _rollout(self, sample: Sample) -> Rollout:
         return Rollout(
-            prompt_ids=row.prompt,
-            completion_ids=row.ids,
-            logp_sampler=torch.tensor(row.logp),
-            logp_processed=torch.tensor(row.processed),
-            finish_reason=row.finish,
-            group=row.group,
-            sample=row.sample,
-            params=row.params,
+            prompt_ids=sample.prompt,
+            completion_ids=sample.ids,
+            logp_sampler=torch.from_numpy(sample.logp),
+            logp_processed=torch.from_numpy(sample.processed),
+            finish_reason=sample.finish,
+            group=sample.group,
+            sample=sample.number,
+            params=sample.params,
             policy_version=self.policy_version,
         )
 
 
-def _nbytes(cache: Any) -> int:
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+class _Run:
+    """One call of `generate`: its pages, its slots, and the loop over rounds of draws."""
 
-
-def eos_ids(model: nn.Module, tokenizer: Any = None) -> frozenset[int]:
-    """The ids that end a completion: those of the tokenizer and of the generation config."""
-    generation = getattr(causal_lm(model), "generation_config", None)
-    found: set[int] = set()
-    for source in (tokenizer, generation, causal_lm(model).config):
-        ids = getattr(source, "eos_token_id", None)
-        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
-    return frozenset(found)
-
-
-def kv_bytes_per_token(model: nn.Module) -> int:
-    """Bytes of keys and values that one token of one sample holds: 2 layers kv_heads head_dim."""
-    config = causal_lm(model).config.get_text_config()
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return 2 * config.num_hidden_layers * kv_heads * head_dim * causal_lm(model).dtype.itemsize
-
-
-@dataclass
-class _Row:
-    """A sample while it is decoded."""
-
-    group: int
-    sample: int
-    prompt: list[int]
-    params: SamplingParams
-    limit: int
-    uniforms: np.ndarray  # [limit], the random number of each position
-    ids: list[int] = field(default_factory=list)
-    logp: list[float] = field(default_factory=list)
-    processed: list[float] = field(default_factory=list)
-    finish: str | None = None
-
-
-def _make_rows(
-    prompts: list[list[int]], sizes: list[int], cycle: list[SamplingParams], context: int | None
-) -> list[_Row]:
-    rows = []
-    for group, (prompt, size) in enumerate(zip(prompts, sizes, strict=True)):
-        for sample in range(size):
-            params = cycle[sample % len(cycle)]
-            limit = params.max_tokens
-            if context is not None:
-                limit = min(limit, context - len(prompt))
-            uniforms = _uniforms(params.seed, group, sample, limit)
-            rows.append(_Row(group, sample, prompt, params, limit, uniforms))
-    return rows
-
-
-def _uniforms(seed: int | None, group: int, sample: int, count: int) -> np.ndarray:
-    """Counter-based random numbers of one sample, the same whatever it is batched with."""
-    if seed is None:
-        return np.random.default_rng().random(count)
-    key = np.array([seed, (group << 32) | sample], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key)).random(count)
-
-
-def _waves(rows: list[_Row], slots: int) -> list[list[_Row]]:
-    """Whole groups that are decoded together, as many as fit into the slots, at least one."""
-    waves: list[list[_Row]] = []
-    for _, members in itertools.groupby(rows, key=lambda row: row.group):
-        group = list(members)
-        if not waves or len(waves[-1]) + len(group) > slots:
-            waves.append([])
-        waves[-1].extend(group)
-    return waves
-
-
-class _Draw:
-    """Draws one token for each row and notes it there."""
-
-    def __init__(self, rows: list[_Row], vocab: int, device: torch.device) -> None:
-        self.rows, self.device = rows, device
-        self.temperature = self._column("temperature")
-        self.filters = {
-            name: self._column(name)
-            for name, off in (("top_k", 0), ("top_p", 1), ("min_p", 0), ("repetition_penalty", 1))
-            if any(getattr(row.params, name) != off for row in rows)
-        }
-        if "repetition_penalty" in self.filters:
-            seen = torch.zeros(len(rows), vocab, dtype=torch.bool)
-            for i, row in enumerate(rows):
-                seen[i, row.prompt + row.ids] = True
-            self.filters["seen"] = seen.to(device)
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        """logits [B, V] -> tokens [B]."""
-        # In float64: rounded to float32 a number could become 1, which no token answers to.
-        drawn_at = [float(row.uniforms[len(row.ids)]) for row in self.rows]
-        uniform = torch.tensor(drawn_at, dtype=torch.float64)
-        tokens, logp, processed = sample_tokens(
-            logits, uniform.to(self.device), self.temperature, **self.filters
+    def __init__(self, sampler: GroupSampler, groups: list[list[Sample]]) -> None:
+        self.stats = sampler.stats
+        self.causal = causal_lm(sampler.model)
+        self.head = LogitHead(head_of(sampler.model))
+        self.prompts = [group[0].prompt for group in groups]
+        self.samples = [sample for group in groups for sample in group]
+        slots, pages = _room(sampler, groups)
+        self.plan = _C.SlotScheduler(
+            slots,
+            PAGE,
+            pages,
+            np.array([len(p) for p in self.prompts], np.int32),
+            np.array([sample.limit for sample in self.samples], np.int32),
+            np.cumsum([0, *map(len, groups)], dtype=np.int32),
         )
-        if "seen" in self.filters:
-            self.filters["seen"].scatter_(1, tokens[:, None], True)
-        drawn = zip(tokens.tolist(), logp.tolist(), processed.tolist(), strict=True)
-        for row, (token, lp, pp) in zip(self.rows, drawn, strict=True):
-            row.ids.append(token)
-            row.logp.append(lp)
-            row.processed.append(pp)
-        return tokens
+        self.cache = KVCache(pages, PAGE)
+        self.step = DecodeStep(self.causal, self.cache, self.plan.tables, self.plan.views)
+        device = self.causal.device
+        self.seats = Seats(
+            slots, self.samples, sampler.eos_ids, sampler.tokenizer, self.head.vocab, device
+        )
+        self.hidden = torch.zeros(slots, self.head.width, dtype=self.causal.dtype, device=device)
+        self.lanes = slots
+        self.first_hidden: dict[int, Tensor] = {}  # of the prompts of live groups
 
-    def _column(self, name: str) -> Tensor:
-        return torch.tensor([getattr(row.params, name) for row in self.rows], device=self.device)
+    def draw_all(self, progress: Progress | None, cancel: Event | None) -> None:
+        """Rounds until every sample has ended: draw for all slots, refill, one decode step."""
+        drawn, most = 0, sum(sample.limit for sample in self.samples)
+        while not self.plan.done:
+            self._refill()
+            slots = np.flatnonzero([sample is not None for sample in self.seats.sample])
+            tokens = self._draw(slots)
+            drawn += len(slots)
+            if progress is not None:
+                progress(drawn, most)
+            ended = self.seats.ended(slots)
+            for slot in slots[ended]:
+                self.plan.finish(int(slot))
+            if cancel is not None and cancel.is_set():
+                self.seats.break_off()
+                break
+            if not ended.all():
+                self._decode(slots[~ended], tokens[torch.from_numpy(~ended)])
+        self.stats["decode_tokens"] += drawn
+        held = self.plan.pool.peak * self.cache.bytes_per_page()
+        self.stats["kv_bytes_peak"] = max(self.stats["kv_bytes_peak"], held)
+
+    def _refill(self) -> None:
+        groups, placed = self.plan.admit()
+        self._prefill(groups)
+        for slot, number in placed:
+            sample = self.samples[number]
+            self.seats.place(slot, sample)
+            self.hidden[slot] = self.first_hidden[sample.group]
+        live = {sample.group for sample in self.seats.sample if sample is not None}
+        for group in self.first_hidden.keys() - live:
+            del self.first_hidden[group]
+
+    def _prefill(self, groups: list[tuple[int, int]]) -> None:
+        """(group, row): their prompts go through the model into their pages."""
+        while groups:
+            count, tokens = 0, 0
+            while count < len(groups) and (not count or tokens <= PREFILL_TOKENS):
+                tokens += len(self.prompts[groups[count][0]])
+                count += 1
+            now, groups = groups[:count], groups[count:]
+            self.first_hidden.update(
+                zip((group for group, _ in now), self._prefill_together(now), strict=True)
+            )
+
+    def _prefill_together(self, groups: list[tuple[int, int]]) -> Tensor:
+        """The last hidden state of each prompt, [groups, D]."""
+        prompts, device = [self.prompts[group] for group, _ in groups], self.causal.device
+        table = self.plan.views["prefix_table"]
+        places = []
+        for prompt, (_, row) in zip(prompts, groups, strict=True):
+            token = np.arange(len(prompt))
+            places.append(table[row, token // PAGE].astype(np.int64) * PAGE + token % PAGE)
+        layout = GroupLayout.make([len(p) for p in prompts], [[] for _ in prompts], device)
+        places = torch.from_numpy(np.concatenate(places)).to(device)
+        with routed(self.causal):
+            hidden = decoder_hidden(
+                self.causal,
+                input_ids=torch.tensor([[t for p in prompts for t in p]], device=device),
+                position_ids=layout.positions[None],
+                group=Prefill(layout, self.cache, places),
+            )[0]
+        last = np.cumsum([len(p) for p in prompts]) - 1
+        self.stats["prefill_tokens"] += sum(map(len, prompts))
+        return hidden[torch.from_numpy(last).to(device)]
+
+    def _draw(self, slots: np.ndarray) -> Tensor:
+        hidden = self.hidden[: len(slots)] if len(slots) == self.lanes else self.hidden[slots]
+        self.stats["decode_steps"] += 1
+        return self.seats.draw(self.head(hidden), slots)
+
+    def _decode(self, slots: np.ndarray, tokens: Tensor) -> None:
+        """The tokens just drawn in these slots go through the model."""
+        self.plan.advance(slots.astype(np.int32))
+        positions = np.zeros(self.lanes, np.int64)
+        inputs = torch.zeros(self.lanes, dtype=torch.int64, device=self.causal.device)
+        prompt = np.array([len(self.seats.sample[slot].prompt) for slot in slots])
+        positions[slots] = prompt + self.seats.length[slots] - 1
+        inputs[torch.from_numpy(slots).to(inputs.device)] = tokens
+        self.hidden[: self.lanes] = self.step(inputs, torch.from_numpy(positions), self.lanes)
+
+
+def _room(sampler: GroupSampler, groups: list[list[Sample]]) -> tuple[int, int]:
+    """Slots, and pages for what they can hold: within the KV bytes where the slots are auto."""
+    per_page = PAGE * kv_bytes_per_token(sampler.model)
+    budget = sampler.kv_budget() // per_page
+    prompt = max(-(-len(group[0].prompt) // PAGE) for group in groups)
+    own = max(-(-sample.limit // PAGE) for group in groups for sample in group)
+    samples, smallest = sum(map(len, groups)), min(map(len, groups))
+
+    def needed(slots: int) -> int:
+        # In the steady state; a straggler that keeps its group's prompt makes others wait.
+        live = min(len(groups), -(-slots // smallest) + (slots > 1))
+        return slots * own + live * prompt
+
+    if needed(1) > budget and (sampler.slots == "auto" or sampler.kv_bytes is not None):
+        raise UserError(
+            f"one sample needs {needed(1) * per_page} bytes of keys and values, and kv_bytes is "
+            f"{budget * per_page}: give more, or lower max_tokens"
+        )
+    if sampler.slots == "auto":
+        slots = 1
+        while slots < samples and needed(slots + 1) <= budget:
+            slots += 1
+    else:
+        slots = min(sampler.slots, samples)
+    worst = slots * own + min(slots, len(groups)) * prompt
+    return slots, min(worst, max(budget, needed(slots)))
+
+
+def _make_samples(
+    prompts: list[list[int]], sizes: list[int], cycle: list[SamplingParams], context: int | None
+) -> list[list[Sample]]:
+    groups = []
+    for group, (prompt, size) in enumerate(zip(prompts, sizes, strict=True)):
+        room = float("inf") if context is None else context - len(prompt)
+        chosen = [cycle[number % len(cycle)] for number in range(size)]
+        groups.append(
+            [
+                Sample(group, number, prompt, params, min(params.max_tokens, room))
+                for number, params in enumerate(chosen)
+            ]
+        )
+    return groups

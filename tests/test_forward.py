@@ -15,7 +15,9 @@ from transformers import (
 
 from conftest import FAMILIES, make_model
 from grpo_engine import UserError
-from grpo_engine.forward import check_head, completion_logprobs, head_of
+from grpo_engine.forward import head_of
+from grpo_engine.packed import completion_logprobs
+from grpo_engine.support import check_head
 from oracles import stock_logprobs
 
 # Prompts and completions of length 1, around gemma3's window of 8, and well beyond it; one of the

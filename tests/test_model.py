@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 from conftest import make_model, make_tokenizer
 from grpo_engine import GroupSampler, SamplingParams, UserError
 from grpo_engine.config import LoraConfig, ModelConfig
-from grpo_engine.forward import causal_lm, completion_logprobs
+from grpo_engine.forward import causal_lm
 from grpo_engine.model import Policy, load_policy
+from grpo_engine.packed import completion_logprobs
 from oracles import stock_logprobs
 
 PROMPT, COMPLETION = list(range(3, 15)), list(range(30, 50))
@@ -192,8 +193,10 @@ def test_a_bfloat16_model_is_the_rounded_one_and_its_lora_is_float32(model_folde
     rounded = AutoModelForCausalLM.from_pretrained(str(model_folder), dtype=torch.bfloat16)
     logp = logprobs(policy.model)
     assert logp.dtype == torch.float32
-    gap = (logp - stock_logprobs(rounded, PROMPT, COMPLETION)).abs().max()
-    assert gap < 0.05  # the stock model rounds its logits to bfloat16
+    stock_logp = stock_logprobs(rounded, PROMPT, COMPLETION)  # rounds its logits to bfloat16, too
+    exact = stock_logprobs(rounded.float(), PROMPT, COMPLETION)
+    gap, stock_gap = ((x - exact).abs().max() for x in (logp, stock_logp))
+    assert 0 < gap <= stock_gap + 0.01 < 0.2
 
 
 FRESH_PROCESS = """

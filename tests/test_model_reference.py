@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from conftest import make_model, save_model_folder
 from grpo_engine.config import LoraConfig, ModelConfig
-from grpo_engine.forward import completion_logprobs, evaluating
+from grpo_engine.forward import evaluating
 from grpo_engine.model import Policy, load_policy
+from grpo_engine.packed import completion_logprobs
 from oracles import stock_logprobs
 
 PROMPTS, COMPLETIONS = [list(range(3, 15)), [9]], [list(range(30, 50)), list(range(60, 70))]

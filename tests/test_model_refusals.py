@@ -14,8 +14,8 @@ from transformers import dynamic_module_utils
 from conftest import make_model
 from grpo_engine import UserError
 from grpo_engine.config import LoraConfig, ModelConfig
-from grpo_engine.forward import completion_logprobs
 from grpo_engine.model import load_policy
+from grpo_engine.packed import completion_logprobs
 
 WEIGHTS = "model.safetensors"
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conftest import make_model
 from grpo_engine import learn
 from grpo_engine.config import LoraConfig, RewardConfig
 from grpo_engine.errors import UserError
@@ -234,16 +235,21 @@ def test_a_reward_that_edits_its_arguments_does_not_edit_the_samples(model_folde
     assert metrics_of(config)[0]["logp_gap"] < 1e-5
 
 
-def test_padding_does_not_push_a_micro_batch_far_over_the_budget():
+def test_no_forward_of_ragged_samples_passes_the_budget():
     from test_groups import batch_of
 
-    batch = batch_of([[1.0, 0.0] * 20])
+    batch = batch_of([[1.0, 0.0] * 20] * 2)
     for rollout in batch.rollouts:
         rollout.completion_ids[:] = [3] * 4
         rollout.prompt_ids[:] = [3]
     batch.rollouts[0].completion_ids[:] = [3] * 200
-    micros = micro_batches(batch, 512, without_signal=True)
-    widths = [max(len(batch.rollouts[s].completion_ids) + 1 for s in micro) for micro in micros]
-    assert sorted(s for micro in micros for s in micro) == list(range(40))
-    padded = [len(micro) * width for micro, width in zip(micros, widths, strict=True)]
-    assert max(padded) <= 2 * 512 < 40 * 201
+    # Nothing is padded: 1 + 200 + 39 * 4 = 357 tokens, and 1 + 40 * 4 = 161.
+    passed: list[int] = []
+    model = make_model(max_position_embeddings=256)
+    model.get_decoder().register_forward_pre_hook(
+        lambda _, args, inputs: passed.append(inputs["input_ids"].numel()), with_kwargs=True
+    )
+    for budget, tokens in ((518, [518]), (517, [357, 161])):
+        learn.score_logprobs(model, batch, micro_batches(batch, budget, without_signal=True))
+        assert sorted(passed, reverse=True) == tokens
+        passed.clear()

@@ -34,5 +34,6 @@ PYBIND11_MODULE(_C, m) {
   grpo::bindings::bind_pack(m);
   grpo::bindings::bind_loss(m);
   grpo::bindings::bind_head(m);
+  grpo::bindings::bind_slots(m);
   grpo::bindings::bind_isa(m);
 }
