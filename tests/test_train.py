@@ -241,7 +241,7 @@ def test_no_forward_of_ragged_samples_passes_the_budget():
     batch = batch_of([[1.0, 0.0] * 20] * 2)
     for rollout in batch.rollouts:
         rollout.completion_ids[:] = [3] * 4
-        rollout.prompt_ids[:] = [3]
+        rollout.prompt_ids[:] = [4 + rollout.group]
     batch.rollouts[0].completion_ids[:] = [3] * 200
     # Nothing is padded: 1 + 200 + 39 * 4 = 357 tokens, and 1 + 40 * 4 = 161.
     passed: list[int] = []
