@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "refusals.hpp"
 
@@ -125,6 +126,18 @@ void SlotScheduler::finish(int32_t slot) {
   tables_.suffix_len[slot] = 0;
   tables_.slot_group[slot] = idle;
   --active_;
+  sort_slots();
+}
+
+void SlotScheduler::move(int32_t source, int32_t to) {
+  const Seat seat = active_seat(source);
+  require_below(seats_.size(), to, "to");
+  if (seats_[to].sample != idle) reject("to: slot " + to_string(to) + " is not idle");
+  std::copy_n(tables_.suffix_row(source), tables_.suffix_pages, tables_.suffix_row(to));
+  tables_.suffix_len[to] = std::exchange(tables_.suffix_len[source], 0);
+  tables_.slot_group[to] = std::exchange(tables_.slot_group[source], idle);
+  seats_[to] = seat;
+  seats_[source] = {};
   sort_slots();
 }
 

@@ -33,11 +33,16 @@ class SlotScheduler {
   // The lowest free slots and rows take the next samples, until slots or pages run out. Throws
   // std::runtime_error when nothing runs and pages that others took from the pool are missing.
   Admission admit();
-  // Counts one more token in each of the slots. This and finish throw std::invalid_argument, with
-  // nothing changed, for a slot that is out of range or idle, this also if given twice or full.
+  // Counts one more token in each of the slots. This, finish and move throw std::invalid_argument,
+  // with nothing changed, for a slot that is out of range or idle, this also if given twice or
+  // full.
   void advance(const std::vector<int32_t>& slots);
   void finish(int32_t slot);
+  // What sits in `source` sits in the idle slot `to` from now on, on the pages it has.
+  void move(int32_t source, int32_t to);
 
+  // Samples are left that sit in no slot yet.
+  bool waiting() const { return has_next(); }
   bool done() const { return active_ == 0 && !has_next(); }
   int32_t active() const { return active_; }
   PagePool& pool() { return pool_; }

@@ -18,7 +18,7 @@ from .model import Policy
 from .prompts import check_room, encode_prompt, prompt_tail, to_messages
 from .rewards import Scores, load_rewards, score
 from .rollout import Rollout, SamplingParams
-from .sampler import GroupSampler
+from .sampler import GroupSampler, Progress
 
 
 class TaskSet:
@@ -59,14 +59,19 @@ class Collector:
             )
         self.data_hash = fingerprint(self.train.tasks)
 
-    def collect(self, step: int, position: int, ledger: Ledger, clock: Clock) -> Batch:
+    def collect(
+        self, step: int, position: int, ledger: Ledger, clock: Clock, progress: Progress
+    ) -> Batch:
         """The generation of `step`: the tasks from `position` of the stream on."""
         config = self.config
         drawn = self.stream.take(position, config.train.prompts_per_step)
         params = self._params(seed=step_seed(config.train.seed, step))
         with clock("sample"):
             groups = self.sampler.generate(
-                [self.train.ids[i] for i in drawn], config.sampling.group_size, params
+                [self.train.ids[i] for i in drawn],
+                config.sampling.group_size,
+                params,
+                progress=progress,
             )
         with clock("reward"):
             scores = self._score(self.train, drawn, groups, step)
@@ -78,11 +83,11 @@ class Collector:
             ledger.samples(step, batch, prompts, [decode(r.completion_ids) for r in batch.rollouts])
         return batch
 
-    def evaluate(self, step: int) -> float:
+    def evaluate(self, step: int, progress: Progress) -> float:
         """Mean reward of greedy answers to the held-out tasks, of which there must be some."""
         chosen = range(len(self.heldout.tasks))[: self.config.data.eval_limit]
         ids = [self.heldout.ids[i] for i in chosen]
-        groups = self.sampler.generate(ids, 1, self._params(temperature=0.0))
+        groups = self.sampler.generate(ids, 1, self._params(temperature=0.0), progress=progress)
         totals = self._score(self.heldout, chosen, groups, step).total
         rewards = [total for total in totals if total is not None]
         return sum(rewards) / len(rewards)

@@ -35,6 +35,7 @@ class DecodeStep:
         slots = len(views["slot_group"])
         self._tokens = torch.zeros(1, slots, dtype=torch.int64, device=self.device)
         self._positions = torch.zeros_like(self._tokens)
+        self._by_lanes: dict[int, DecodeTables] = {}
         self._used: dict[int, int] = {}
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._capture = self.device.type == "cuda"
@@ -69,10 +70,11 @@ class DecodeStep:
 
     def _lane_tables(self, lanes: int) -> DecodeTables:
         # Rows of groups stay as they are; what goes by slots is cut to the lanes.
-        by_slot = "suffix_table", "suffix_len", "slot_group", "order"
-        return DecodeTables(
-            **{name: x[:lanes] if name in by_slot else x for name, x in self._parts.items()}
-        )
+        if lanes not in self._by_lanes:
+            by_slot = "suffix_table", "suffix_len", "slot_group", "order"
+            cut = {name: x[:lanes] if name in by_slot else x for name, x in self._parts.items()}
+            self._by_lanes[lanes] = DecodeTables(**cut)
+        return self._by_lanes[lanes]
 
     def _make_graph(self, lanes: int) -> None:
         graph = torch.cuda.CUDAGraph()

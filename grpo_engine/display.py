@@ -18,6 +18,7 @@ class Display:
         self.first_step, self.steps = first_step, steps
         self.started = time.monotonic()
         self._live = None
+        self._last = ""  # what the last step showed
         if self.console.is_terminal:
             self._live = progress.Progress(
                 progress.TextColumn("[bold]step {task.completed:.0f}/{task.total:.0f}"),
@@ -41,6 +42,11 @@ class Display:
         """A line that stays."""
         self.console.print(text, markup=False, soft_wrap=True)
 
+    def sampling(self, drawn: int, most: int) -> None:
+        """Shows how many tokens are drawn, of the most that can be; on a terminal alone."""
+        if self._live is not None:
+            self._live.update(self._bar, description=f"{self._last}  {drawn:,}/{most:,} tokens")
+
     def step(self, metrics: dict[str, Any]) -> None:
         """Shows the metrics of a step."""
         step = metrics["step"]
@@ -49,6 +55,7 @@ class Display:
             f"kl {metrics['kl']:.4f}  {metrics['tokens_per_s_sample']:,.0f} tok/s"
         )
         if self._live is not None:
+            self._last = text
             self._live.update(self._bar, completed=step, description=text)
         elif step % max(1, self.steps // PLAIN_LINES) == 0 or step == self.steps:
             self.say(f"step {step}/{self.steps}  {text}  {self._time_left(step)} left")

@@ -12,7 +12,7 @@ from . import _C
 from .attention import routed
 from .cache import KVCache, Prefill
 from .data import Messages
-from .decode import DecodeStep
+from .decode import DecodeStep, bucket
 from .errors import UserError
 from .forward import (
     causal_lm,
@@ -163,7 +163,8 @@ class _Run:
         drawn, most = 0, sum(sample.limit for sample in self.samples)
         while not self.plan.done:
             self._refill()
-            slots = np.flatnonzero([sample is not None for sample in self.seats.sample])
+            self._close_ranks()
+            slots = self.seats.taken()
             tokens = self._draw(slots)
             drawn += len(slots)
             if progress is not None:
@@ -190,6 +191,19 @@ class _Run:
         live = {sample.group for sample in self.seats.sample if sample is not None}
         for group in self.first_hidden.keys() - live:
             del self.first_hidden[group]
+
+    def _close_ranks(self) -> None:
+        """When no sample waits any more, the last ones sit in the first slots: fewer lanes."""
+        taken = self.seats.taken()
+        lanes = bucket(len(taken), self.lanes)
+        if self.plan.waiting or lanes == self.lanes:
+            return
+        idle = np.setdiff1d(np.arange(lanes), taken)
+        for source, to in zip(taken[taken >= lanes].tolist(), idle.tolist(), strict=False):
+            self.plan.move(source, to)
+            self.seats.move(source, to)
+            self.hidden[to] = self.hidden[source]
+        self.lanes = lanes
 
     def _prefill(self, groups: list[tuple[int, int]]) -> None:
         """(group, row): their prompts go through the model into their pages."""

@@ -69,6 +69,10 @@ class Seats:
         if "repetition_penalty" in self._filters:
             self._seen = torch.zeros(slots, vocab, dtype=torch.bool, device=device)
 
+    def taken(self) -> np.ndarray:
+        """The slots that hold a sample, rising."""
+        return np.flatnonzero([sample is not None for sample in self.sample])
+
     def place(self, slot: int, sample: Sample) -> None:
         """The sample begins in this slot."""
         params = sample.params

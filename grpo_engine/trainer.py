@@ -170,7 +170,9 @@ class Trainer:
 
     def _sample_and_reward(self, clock: Clock) -> Batch:
         state = self.state
-        return self.collector.collect(state.step + 1, state.drawn, self.ledger, clock)
+        return self.collector.collect(
+            state.step + 1, state.drawn, self.ledger, clock, self.display.sampling
+        )
 
     def _micro_batches(self, batch: Batch) -> MicroBatches:
         budget = self.config.train.token_budget
@@ -223,7 +225,7 @@ class Trainer:
             return
         clock = Clock()
         with clock("evaluate"):
-            reward = self.collector.evaluate(state.step)
+            reward = self.collector.evaluate(state.step, self.display.sampling)
         with self.signals.shield():
             state.evaluated, state.eval_last = state.step, reward
             if state.step == 0:

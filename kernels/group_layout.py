@@ -210,8 +210,8 @@ def _check_lengths(prompt_len: list[int], completion_len: list[list[int]]) -> No
         )
     if min(prompt_len) < 1:
         raise ValueError(f"prompt_len must be >= 1; given {min(prompt_len)}")
-    if min(shortest := [min(c, default=0) for c in completion_len]) < 0:
-        raise ValueError(f"completion_len must be >= 0; given {min(shortest)}")
+    if (shortest := min(min(c, default=0) for c in completion_len)) < 0:
+        raise ValueError(f"completion_len must be >= 0; given {shortest}")
 
 
 def _padded_rows(spans: list[Span], width: int, device: torch.device) -> Rows:

@@ -111,9 +111,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, mapping: Mapping) -
     exact = _exact(q)
     q_heads = q.unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3).to(exact)  # [H_kv, n, B, d]
     keys, values = (x.transpose(0, 1).to(exact) for x in (k, v))  # [H_kv, K, d]
-    scores = (mapping.scale * q_heads).flatten(1, 2) @ keys.transpose(1, 2)
-    if mapping.softcap is not None:
-        scores = mapping.softcap * torch.tanh(scores / mapping.softcap)
+    softcap = mapping.softcap
+    scale = mapping.scale if softcap is None else mapping.scale / softcap
+    scores = (scale * q_heads).flatten(1, 2) @ keys.transpose(1, 2)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores)
     scores = scores.unflatten(1, q_heads.shape[1:3]).masked_fill(hidden, -torch.inf)
     out = scores.softmax(-1).flatten(1, 2) @ values
     return out.unflatten(1, q_heads.shape[1:3]).permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)

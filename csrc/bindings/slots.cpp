@@ -93,6 +93,9 @@ Raises RuntimeError when nothing runs and pages that were taken from the pool ar
 Raises ValueError, with nothing changed, for a slot that is idle, given twice or at its limit.)")
       .def("finish", &SlotScheduler::finish, as_is("slot"),
            "The sample ended: its pages are free and the slot is idle. ValueError if it was.")
+      .def("move", &SlotScheduler::move, as_is("source"), as_is("to"),
+           "What sits in slot `source` sits in the idle slot `to` from now on.")
+      .def_property_readonly("waiting", &SlotScheduler::waiting, "Some samples have no slot yet.")
       .def_property_readonly("done", &SlotScheduler::done, "All samples have finished.")
       .def_property_readonly("active", &SlotScheduler::active, "Slots that hold a sample.")
       .def_property_readonly("pool", &SlotScheduler::pool)
