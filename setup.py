@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
-from pybind11.setup_helpers import Pybind11Extension
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
 
 # OpenMP: torch's own threads, whose runtime is loaded first. Comparisons may be turned into selects
-# (no traps are read), as vector code needs.
+# (no traps are read), as vector code needs. GCC warns of its own header of intrinsics.
 FLAGS = "-O3 -fopenmp -ffp-contract=fast -fno-trapping-math -Wno-psabi".split()
+FLAGS.append("-Wno-maybe-uninitialized")
+
+ParallelCompile(default=0).install()  # a compiler per core
 
 setup(
     ext_modules=[

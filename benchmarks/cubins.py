@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 ARCHITECTURES = (80, 86, 89, 90, 120)
-MODULES = ("grpo_engine.kernels.group_loss", "grpo_engine.kernels.head_rows")
+MODULES = tuple(f"grpo_engine.kernels.{name}" for name in ("group_loss", "head_rows", "sampling"))
 WARP = 32
 ALIGNED = [["tt.divisibility", 16]]  # bytes; what a launch finds of every pointer that torch made
 
@@ -44,6 +44,7 @@ CEILINGS = {
     "group_advantages": Ceiling(registers=128, shared=1024),
     "softmax": Ceiling(registers=64, shared=256),
     "gradient": Ceiling(registers=64, shared=0),
+    "sample": Ceiling(registers=64, shared=1024),
 }
 
 

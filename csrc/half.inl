@@ -51,11 +51,19 @@ struct Format<Float16> {
   }
 };
 
+GRPO_INLINE Words words_of(Halves halves) {
+#if GRPO_REGISTER == 64
+  return (Words)_mm512_cvtepu16_epi32((__m256i)halves);  // which GCC makes two and a join of
+#else
+  return __builtin_convertvector(halves, Words);
+#endif
+}
+
 template <typename T>
 GRPO_INLINE Floats load_as_floats(const T* x) {
   Halves halves;
   std::memcpy(&halves, x, sizeof halves);
-  return Format<T>::widen(__builtin_convertvector(halves, Words));
+  return Format<T>::widen(words_of(halves));
 }
 template <>
 GRPO_INLINE Floats load_as_floats<float>(const float* x) {

@@ -6,6 +6,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define GRPO_HAS_ISA
+#include <immintrin.h>
 #endif
 
 namespace grpo {

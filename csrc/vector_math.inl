@@ -64,12 +64,15 @@ GRPO_INLINE Mask within(Floats x, float bound) {
   return bits_as<Floats>(bits_as<Mask>(x) & 0x7fffffff) <= bound;
 }
 
-// Lane i meets lane i + distance: four rounds reduce a vector in lane 0.
+// Lane i meets lane i + distance: four rounds reduce a vector in lane 0. Written lane by lane, for
+// so it becomes one shuffle where there is one.
+template <int distance, int... i>
+GRPO_INLINE Floats rotated(Floats x, std::integer_sequence<int, i...>) {
+  return Floats{x[(i + distance) % kLanes]...};
+}
 template <int distance>
 GRPO_INLINE Floats shifted_lanes(Floats x) {
-  Floats y{};
-  for (int i = 0; i < distance; ++i) y[i] = x[i + distance];
-  return y;
+  return rotated<distance>(x, std::make_integer_sequence<int, kLanes>{});
 }
 
 GRPO_INLINE float sum_of(Floats x) {

@@ -2,8 +2,6 @@
 
 import functools
 import importlib
-import os
-import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -13,16 +11,16 @@ from torch import Tensor
 
 from . import checks
 from .checks import check_offsets
-from .kernels import reference, reference_decode
+from .decode_ops import sample_tokens as sample_tokens
+from .implementation import IMPLEMENTATIONS as IMPLEMENTATIONS
+from .implementation import implementation, triton_module
+from .kernels import reference
 from .kernels.options import GRPOOptions
 from .kernels.reference import LossOutput
 from .kernels.token_logprob import TILE_BYTES
 
-IMPLEMENTATIONS = ("auto", "triton", "cpp", "torch")
-
 # Ops inside the engine, with one implementation each.
 head_logits = reference.head_logits
-sample_tokens = reference_decode.sample_tokens
 loss_normalizer = reference.default_normalizer
 
 
@@ -72,7 +70,7 @@ def token_logprob(
     """
     temperature = checks.head(hidden, weight, targets, bias, temperature, softcap, tile_bytes)
     head = bias, temperature, softcap, logit_scale
-    impl = _implementation(impl, hidden)
+    impl = implementation(impl, hidden)
     if impl == "torch":
         return reference.token_logprob(hidden, weight, targets, *head)
     from .kernels.token_logprob import token_logprob as tiled
@@ -117,7 +115,7 @@ def grpo_loss(
         logp, old_logp, ref_logp, rewards=rewards, cu_groups=cu_groups, cu_seqlens=cu_seqlens,
         options=options or GRPOOptions(), advantages=advantages, valid=valid, in_loss=in_loss,
         mask=mask, importance_ratio=importance_ratio, normalizer=normalizer,
-        impl=_implementation(impl, logp),
+        impl=implementation(impl, logp),
     )  # fmt: skip
     return run(logp)
 
@@ -163,7 +161,7 @@ def linear_grpo_loss(
             "call token_logprob and grpo_loss"
         )
     temperature = checks.head(hidden, weight, targets, bias, temperature, softcap, tile_bytes)
-    impl = _implementation(impl, hidden)
+    impl = implementation(impl, hidden)
     exact = torch.promote_types(hidden.dtype, torch.float32)
     loss_of = _checked_loss(
         hidden.new_empty(len(hidden), dtype=exact), old_logp, ref_logp, rewards=rewards,
@@ -259,61 +257,18 @@ def _checked_loss(
     )
 
 
-def _implementation(impl: str, x: Tensor) -> str:
-    """The implementation that runs; ValueError for one that can't run on this tensor."""
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}; given {impl!r}")
-    device = x.device.type
-    if impl == "auto":
-        if x.dtype == torch.float64 or device not in ("cpu", "cuda"):
-            return "torch"
-        return "cpp" if device == "cpu" else _triton_or_torch()
-    if impl != "torch" and x.dtype == torch.float64:
-        raise ValueError(f"float64 goes only with impl 'torch'; given {impl!r}")
-    if impl == "cpp" and device != "cpu":
-        raise ValueError(f"impl 'cpp' needs CPU tensors; given {device}")
-    if impl == "triton" and device != "cuda":
-        if device != "cpu" or os.environ.get("TRITON_INTERPRET") != "1":
-            raise ValueError(
-                "impl 'triton' needs CUDA tensors (on CPU tensors it runs only under "
-                f"TRITON_INTERPRET=1); given {device}"
-            )
-    return impl
-
-
-@functools.cache
-def _triton_or_torch() -> str:
-    try:
-        importlib.import_module("triton")
-    except ImportError:
-        warnings.warn(
-            "triton is not installed: CUDA tensors go through the PyTorch reference, slower and "
-            "with all logits in memory; pip install 'grpo-engine[cuda]'",
-            stacklevel=3,
-        )
-        return "torch"
-    return "triton"
-
-
 def _loss_module(impl: str, x: Tensor) -> ModuleType:
     """The module of this implementation's group_advantages and grpo_loss."""
-    impl = _implementation(impl, x)
+    impl = implementation(impl, x)
     if impl == "torch":
         return reference
     if impl == "cpp":
         return importlib.import_module(".cpu", __package__)
-    return _triton_module("group_loss")
+    return triton_module("group_loss")
 
 
 def _row_backend(impl: str) -> Callable[[], Any]:
     """What makes the head's GEMMs and row passes."""
     if impl == "cpp":
         return importlib.import_module(".cpu", __package__).CpuRows
-    return _triton_module("head_rows").TritonRows
-
-
-def _triton_module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(f".kernels.{name}", __package__)
-    except ImportError as error:
-        raise ImportError(f"impl 'triton' can't run: {error}; install grpo-engine[cuda]") from error
+    return triton_module("head_rows").TritonRows

@@ -10,14 +10,14 @@ from torch import Tensor
 class DecodeTables:
     """Where the keys and values of W slots lie; all int32, on one device.
 
-    At most W groups are live, so each has a row in [0, W). Keys stand in pages: token t of a prompt
-    in page prefix_table[row, t // page] at t % page, an own token likewise in suffix_table[slot].
+    A live group has one of R rows. Keys stand in pages: token t of a prompt in page
+    prefix_table[row, t // page] at t % page, an own token likewise in suffix_table[slot].
     """
 
     prefix_table: Tensor
-    """[W, prefix_pages]; pages of the prompt of each row"""
+    """[R, prefix_pages]; pages of the prompt of each row"""
     prefix_len: Tensor
-    """[W]; tokens of the prompt of each row"""
+    """[R]; tokens of the prompt of each row"""
     suffix_table: Tensor
     """[W, suffix_pages]; own pages of each slot"""
     suffix_len: Tensor
@@ -27,7 +27,7 @@ class DecodeTables:
     order: Tensor
     """[W]; the slots in the order of their rows, idle ones last"""
     cu_slots: Tensor
-    """[W+1]; row r has the slots order[cu_slots[r] : cu_slots[r + 1]]"""
+    """[R+1]; row r has the slots order[cu_slots[r] : cu_slots[r + 1]]"""
 
 
 def group_decode(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import grpo_engine as ge
-from grpo_engine import _C, cpu, ops
+from grpo_engine import _C, cpu, implementation
 from grpo_engine.kernels import reference
 from loss_cases import PATHS, make_case, make_options, offsets, outcome, padded
 
@@ -94,18 +94,18 @@ def test_triton_on_cpu_tensors_needs_its_interpreter(monkeypatch, call, setting)
 
 def test_tensors_of_another_device_are_no_business_of_cpp_or_triton():
     x = torch.empty(3, device="meta")
-    assert ops._implementation("auto", x) == "torch"
+    assert implementation.implementation("auto", x) == "torch"
     for impl, needs in (("cpp", "CPU"), ("triton", "CUDA")):
         with pytest.raises(ValueError, match=f"impl '{impl}' needs {needs} tensors.*given meta"):
-            ops._implementation(impl, x)
+            implementation.implementation(impl, x)
 
 
 @pytest.fixture
 def choose_for_cuda():
     """What auto chooses for CUDA tensors: it asks once, so it is made to forget."""
-    ops._triton_or_torch.cache_clear()
-    yield ops._triton_or_torch
-    ops._triton_or_torch.cache_clear()
+    implementation.triton_or_torch.cache_clear()
+    yield implementation.triton_or_torch
+    implementation.triton_or_torch.cache_clear()
 
 
 @pytest.mark.filterwarnings("error")

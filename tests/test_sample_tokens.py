@@ -1,4 +1,4 @@
-"""The reference sampler against numpy in float64: filters in vLLM's order, then the inverse CDF."""
+"""The samplers against numpy in float64: filters in vLLM's order, then the inverse CDF."""
 
 import math
 
@@ -6,92 +6,50 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_engine.ops import sample_tokens
+from sample_cases import IMPLEMENTATIONS, OFF, assert_rows, implementation, log_softmax
 
 FOUR = [0.4, 0.3, 0.2, 0.1]
 
 
-def draw(p, uniform, temperature=1.0, **filters):
+@pytest.fixture(params=IMPLEMENTATIONS)
+def sample(request):
+    """sample_tokens by one of the implementations."""
+    with implementation(request.param) as sample_tokens:
+        yield sample_tokens
+
+
+def draw(sample, p, uniform, temperature=1.0, **filters):
     """One row per number in `uniform`, all with probabilities `p`; lists of the three results."""
     logits = torch.tensor(p).log().repeat(len(uniform), 1)
     filters = {name: torch.full((len(uniform),), x) for name, x in filters.items()}
     rows = torch.full((len(uniform),), temperature)
-    return [x.tolist() for x in sample_tokens(logits, torch.tensor(uniform), rows, **filters)]
-
-
-def log_softmax(z):
-    return z - z.max() - math.log(np.exp(z - z.max()).sum())
-
-
-def numpy_sample(logits, u, t, top_k, top_p, min_p, penalty, seen):
-    """One row: token, log-prob of the tempered row, log-prob of what was drawn from."""
-    z = logits.astype(np.float64)
-    plain = log_softmax(z / (t or 1.0))
-    for v in np.flatnonzero(seen):
-        z[v] = z[v] / penalty if z[v] > 0 else z[v] * penalty
-    if t == 0:
-        token = int(z.argmax())
-        return token, plain[token], 0.0
-    p = np.exp(log_softmax(z / t))
-    p[p < min_p * p.max()] = 0
-    ranked = sorted(range(len(p)), key=lambda v: -p[v])
-    for v in ranked[top_k or len(p) :]:
-        p[v] = 0
-    p /= p.sum()
-    before = 0.0
-    for v in ranked:
-        before, p[v] = before + p[v], p[v] if before < top_p else 0
-    p /= p.sum()
-    token, total = -1, 0.0
-    while total <= u:
-        token += 1
-        total += p[token]
-    return token, plain[token], math.log(p[token])
+    return [x.tolist() for x in sample(logits, torch.tensor(uniform), rows, **filters)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.7])
-@pytest.mark.parametrize(
-    "on", [(), ("top_k",), ("top_p",), ("min_p",), ("penalty",), ("top_k", "top_p", "min_p"),
-           ("top_k", "top_p", "min_p", "penalty")],
-)  # fmt: skip
-def test_random_rows_match_numpy(on, temperature):
+@pytest.mark.parametrize("on", [(), *((name,) for name in OFF), tuple(OFF)[:3], tuple(OFF)])
+def test_random_rows_match_numpy(sample, on, temperature):
     rng = np.random.default_rng(len(on))
     rows, vocab = 60, 31
     logits = rng.normal(0, 2, (rows, vocab)).astype(np.float32)
-    uniform = rng.random(rows).astype(np.float32)
     values = {
         "top_k": rng.integers(0, 12, rows),  # 0: off in that row
         "top_p": rng.uniform(0.1, 0.99, rows).astype(np.float32),
         "min_p": rng.uniform(0.0, 0.4, rows).astype(np.float32),
-        "penalty": rng.uniform(0.7, 2.5, rows).astype(np.float32),
+        "repetition_penalty": rng.uniform(0.7, 2.5, rows).astype(np.float32),
     }
-    seen = rng.random((rows, vocab)) < 0.3
     temperatures = np.where(rng.random(rows) < 0.8, temperature, 1.3).astype(np.float32)
-    filters = {name: torch.tensor(values[name]) for name in on if name != "penalty"}
-    if "penalty" in on:
-        filters |= {"repetition_penalty": torch.tensor(values["penalty"])}
-        filters |= {"seen": torch.tensor(seen)}
-    result = sample_tokens(*map(torch.tensor, (logits, uniform, temperatures)), **filters)
-
-    off = {"top_k": 0, "top_p": 1.1, "min_p": 0.0, "penalty": 1.0}
-    expected = [
-        numpy_sample(
-            logits[i],
-            uniform[i],
-            temperatures[i],
-            **{name: values[name][i] if name in on else off[name] for name in off},
-            seen=seen[i],
-        )
-        for i in range(rows)
-    ]
-    tokens, plain, processed = zip(*expected, strict=True)
-    assert result[0].tolist() == list(tokens)
-    np.testing.assert_allclose(result[1].numpy(), plain, atol=5e-6)
-    np.testing.assert_allclose(result[2].numpy(), processed, atol=5e-6)
+    case = [torch.tensor(x) for x in (logits, rng.random(rows).astype(np.float32), temperatures)]
+    filters = {name: torch.tensor(values[name]) for name in on}
+    if "repetition_penalty" in on:
+        filters["seen"] = torch.tensor(rng.random((rows, vocab)) < 0.3)
+    assert_rows(sample(*case, **filters), *case, **filters)
 
 
-def test_uniform_numbers_fall_into_the_intervals_of_the_distribution():
-    tokens, plain, processed = draw(FOUR, [0.0, 0.39, 0.41, 0.69, 0.71, 0.89, 0.91, 0.99999994])
+def test_uniform_numbers_fall_into_the_intervals_of_the_distribution(sample):
+    tokens, plain, processed = draw(
+        sample, FOUR, [0.0, 0.39, 0.41, 0.69, 0.71, 0.89, 0.91, 0.99999994]
+    )
     assert tokens == [0, 0, 1, 1, 2, 2, 3, 3]
     assert plain == pytest.approx([math.log(FOUR[t]) for t in tokens], abs=1e-6)
     assert processed == pytest.approx(plain, abs=1e-6)
@@ -101,9 +59,9 @@ def test_uniform_numbers_fall_into_the_intervals_of_the_distribution():
     ("temperature", "counts"),
     [(1.0, [400, 300, 200, 100]), (0.5, [533, 300, 133, 34]), (2.0, [325, 282, 230, 163])],
 )
-def test_evenly_spread_uniforms_reproduce_the_tempered_distribution(temperature, counts):
+def test_evenly_spread_uniforms_reproduce_the_tempered_distribution(sample, temperature, counts):
     # p ** (1 / T), normalised: 16 9 4 1 of 30 at 0.5; square roots at 2
-    tokens, _, _ = draw(FOUR, [(i + 0.5) / 1000 for i in range(1000)], temperature)
+    tokens, _, _ = draw(sample, FOUR, [(i + 0.5) / 1000 for i in range(1000)], temperature)
     assert np.bincount(tokens) == pytest.approx(counts, abs=1)
 
 
@@ -127,9 +85,9 @@ def test_evenly_spread_uniforms_reproduce_the_tempered_distribution(temperature,
     ],
 )
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
-def test_filters_keep_the_likeliest_and_renormalise(filters, kept, order):
+def test_filters_keep_the_likeliest_and_renormalise(sample, filters, kept, order):
     p = [FOUR[i] for i in order]
-    tokens, plain, processed = draw(p, [0.0, 0.25, 0.5, 0.75, 0.99999994], **filters)
+    tokens, plain, processed = draw(sample, p, [0.0, 0.25, 0.5, 0.75, 0.99999994], **filters)
     mass = sum(FOUR[:kept])
     assert {order[t] for t in tokens} <= set(range(kept))
     assert {tokens[0], tokens[-1]} == {
@@ -140,16 +98,16 @@ def test_filters_keep_the_likeliest_and_renormalise(filters, kept, order):
     assert processed == pytest.approx([math.log(p[t] / mass) for t in tokens], abs=1e-6)
 
 
-def test_top_k_of_equal_logits_keeps_the_lowest_ids():
-    tokens, _, processed = draw([0.2] * 5, [0.0, 0.3, 0.6, 0.99], top_k=2)
+def test_top_k_of_equal_logits_keeps_the_lowest_ids(sample):
+    tokens, _, processed = draw(sample, [0.2] * 5, [0.0, 0.3, 0.6, 0.99], top_k=2)
     assert tokens == [0, 0, 1, 1]
     assert processed == pytest.approx([math.log(0.5)] * 4, abs=1e-6)
 
 
-def test_repetition_penalty_shrinks_positive_and_stretches_negative_logits_of_seen_tokens():
+def test_repetition_penalty_shrinks_positive_and_stretches_negative_logits_of_seen_tokens(sample):
     logits = torch.tensor([[2.0, 1.0, -1.0, -2.0]] * 2)
     seen = torch.tensor([[True, False, True, False]] * 2)
-    tokens, plain, processed = sample_tokens(
+    tokens, plain, processed = sample(
         logits,
         torch.tensor([0.99999994, 0.5]),
         torch.tensor([1.0, 0.0]),
@@ -163,17 +121,17 @@ def test_repetition_penalty_shrinks_positive_and_stretches_negative_logits_of_se
     assert processed.tolist() == pytest.approx([penalised[3], 0.0], abs=1e-6)
 
 
-def test_greedy_takes_the_likeliest_and_reports_its_log_prob_at_temperature_one():
-    tokens, plain, processed = draw(FOUR[::-1], [0.0, 0.5, 0.99], temperature=0.0, top_p=0.9)
+def test_greedy_takes_the_likeliest_and_reports_its_log_prob_at_temperature_one(sample):
+    tokens, plain, processed = draw(
+        sample, FOUR[::-1], [0.0, 0.5, 0.99], temperature=0.0, top_p=0.9
+    )
     assert tokens == [3, 3, 3]
     assert plain == pytest.approx([math.log(0.4)] * 3, abs=1e-6)
     assert processed == [0.0] * 3
 
 
-@pytest.mark.parametrize(
-    "off", [{"top_k": 0}, {"top_p": 1.0}, {"min_p": 0.0}, {"repetition_penalty": 1.0}]
-)
-def test_a_filter_that_is_off_in_a_row_leaves_that_row_alone(off):
+@pytest.mark.parametrize("off", [{name: value} for name, value in OFF.items()])
+def test_a_filter_that_is_off_in_a_row_leaves_that_row_alone(sample, off):
     # Rows share one call, so a sample must not depend on whether a neighbour uses the filter.
     generator = torch.Generator().manual_seed(0)
     logits = 4 * torch.randn(8, 5000, generator=generator)
@@ -181,6 +139,6 @@ def test_a_filter_that_is_off_in_a_row_leaves_that_row_alone(off):
     filters = {name: torch.full((8,), value) for name, value in off.items()}
     if "repetition_penalty" in off:
         filters["seen"] = torch.ones(8, 5000, dtype=torch.bool)
-    alone, beside = sample_tokens(logits, *rows), sample_tokens(logits, *rows, **filters)
+    alone, beside = sample(logits, *rows), sample(logits, *rows, **filters)
     for a, b in zip(alone, beside, strict=True):
         assert a.tolist() == b.tolist()

@@ -72,7 +72,9 @@ inline void require_matrix(const py::array& a, const char* name, py::ssize_t row
 void bind_pack(py::module_& m);
 void bind_loss(py::module_& m);
 void bind_head(py::module_& m);
+void bind_decode(py::module_& m);
 void bind_slots(py::module_& m);
+void bind_sampling(py::module_& m);
 void bind_isa(py::module_& m);
 
 }  // namespace grpo::bindings

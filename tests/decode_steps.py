@@ -1,0 +1,96 @@
+"""Steps of decode attention for tests: pages of NaN but for what a slot may see."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from grpo_engine.kernels import reference_decode
+from grpo_engine.kernels.reference_decode import DecodeTables
+
+IDLE = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """The tensors of one call of group_decode."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    k_pages: Tensor
+    v_pages: Tensor
+    tables: DecodeTables
+
+    def arguments(self, dtype: torch.dtype) -> dict[str, Tensor | DecodeTables]:
+        """Copies of the tensors as `dtype`, strides kept."""
+        tensors = {
+            n: getattr(self, n).to(dtype, copy=True) for n in self.__annotations__ if n != "tables"
+        }
+        return tensors | {"tables": self.tables}
+
+
+def int32(x):
+    return torch.tensor(x, dtype=torch.int32)
+
+
+def make_step(prompts, slots, heads=2, kv_heads=1, d=16, page=5, seed=0, spare=2):
+    """prompts: tokens of the prompt of each row (IDLE: no group there);
+    slots: (row, own tokens) of each slot, or IDLE. Every table has `spare` pages too many,
+    which are page 0; that page, and whatever a slot may not see, is NaN."""
+    random = torch.Generator().manual_seed(seed)
+    width = len(slots)
+    prompts = [*prompts, *[IDLE] * (width - len(prompts))]
+    owns = [IDLE if slot is IDLE else slot[1] for slot in slots]
+    need = [-(-(n or 0) // page) for n in prompts + owns]
+    ids = 1 + torch.randperm(sum(need), generator=random)
+    k_pages, v_pages = (torch.full((sum(need) + 2, page, kv_heads, d), math.nan) for _ in range(2))
+    tables = []
+    for side in (slice(width), slice(width, 2 * width)):
+        tables.append(torch.zeros(width, max(need[side]) + spare, dtype=torch.int32))
+    for i, (pages, length) in enumerate(zip(ids.split(need), prompts + owns, strict=True)):
+        is_own, line = divmod(i, width)
+        tables[is_own][line, : len(pages)] = pages
+        for token in range((length or 0) - is_own):  # the newest own token isn't there yet
+            for pool in (k_pages, v_pages):
+                where = pages[token // page], token % page
+                pool[where] = torch.randn(kv_heads, d, generator=random)
+    group = [-1 if slot is IDLE else slot[0] for slot in slots]
+    order = sorted(range(width), key=lambda w: (group[w] < 0, group[w], w))
+    counts = [group.count(row) for row in range(width)]
+    return Step(
+        torch.randn(width, heads, d, generator=random) * 2,
+        *(torch.randn(width, kv_heads, d, generator=random) for _ in range(2)),
+        k_pages, v_pages,
+        DecodeTables(
+            tables[0], int32([7 if n is IDLE else n for n in prompts]),
+            tables[1], int32([n or 0 for n in owns]), int32(group), int32(order),
+            int32([sum(counts[:row]) for row in range(width + 1)]),
+        ),
+    )  # fmt: skip
+
+
+def check_step(
+    group_decode, step, scale=None, rtol=2e-6, atol=2e-6, dtype=torch.float32, **options
+):
+    """Output, written tokens and untouched pages, against the reference in float64."""
+    scale = step.q.shape[-1] ** -0.5 if scale is None else scale
+    step = replace(step, **step.arguments(dtype))
+    given = step.arguments(dtype)
+    truth = reference_decode.group_decode(**step.arguments(torch.float64), scale=scale, **options)
+    out = group_decode(**given, scale=scale, **options)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), truth, rtol=rtol, atol=atol)
+    live = step.tables.suffix_len > 0
+    assert (out[live].abs().amax(-1) > 0).all()
+    assert (out[~live] == 0).all()
+    for name in ("k", "v"):
+        wanted = getattr(step, f"{name}_pages").clone()
+        page = wanted.shape[1]
+        for slot in live.nonzero().flatten().tolist():
+            last = int(step.tables.suffix_len[slot]) - 1
+            wanted[step.tables.suffix_table[slot, last // page], last % page] = given[name][slot]
+        as_bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
+        assert torch.equal(given[f"{name}_pages"].view(as_bits), wanted.view(as_bits))
+    return out
