@@ -3,20 +3,18 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "block.hpp"
 #include "simd.hpp"
 
 namespace grpo {
 namespace {
 
 // Sums are split by these lengths alone, so that their order never hangs on W or the threads.
-constexpr int64_t kBlock = 64;       // keys that go through the cache together
 constexpr int64_t kChunk = 256;      // least keys of a prompt that are one task
 constexpr int64_t kMostChunks = 16;  // of a prompt: bounds what is kept of each row
 
@@ -48,25 +46,6 @@ struct Plan {
   std::vector<Tile> tiles;
   std::vector<PromptTask> prompt_tasks;
   int64_t partials = 0;  // of [heads] rows each
-};
-
-// Floats that start on a cache line; grows, never shrinks.
-class Memory {
- public:
-  float* reserve(int64_t count) {
-    if (count > size_) {
-      data_.reset(new (std::align_val_t{64}) float[static_cast<size_t>(count)]);
-      size_ = count;
-    }
-    return data_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(float* p) const { ::operator delete[](p, std::align_val_t{64}); }
-  };
-  std::unique_ptr<float[], Free> data_;
-  int64_t size_ = 0;
 };
 
 // What a thread keeps of the query rows of a task and of a block of keys.

@@ -53,7 +53,7 @@ GRPO_INLINE X weight_of(X below) {
 // Finishes the scores of a row: those before `hidden` and from `count` on become -inf; the largest.
 __attribute__((noinline)) float finish_scores(float* scores, int64_t count, int64_t hidden,
                                               float softcap) {
-  const Mask lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Mask lanes = lane_ids();
   const auto first = static_cast<int32_t>(std::clamp<int64_t>(hidden, 0, kBlock));
   const auto last = static_cast<int32_t>(count);
   Floats most = splat<Floats>(-kInfinity);
@@ -95,33 +95,13 @@ __attribute__((noinline)) void rescale(float* x, int64_t width, float factor) {
   for (int64_t i = 0; i < width; i += kLanes) store_floats(x + i, load_as_floats(x + i) * factor);
 }
 
-// Words [dim / 2, kBlock], two numbers in each, to floats [dim, kBlock].
-template <typename T>
-__attribute__((noinline)) void widen_pairs(const float* words, int64_t count, int64_t dim,
-                                           float* to) {
-  for (int64_t pair = 0; 2 * pair < dim; ++pair, words += kBlock, to += 2 * kBlock) {
-    for (int64_t i = 0; i < count; i += kLanes) {
-      const Words both = bits_as<Words>(load_as_floats(words + i));
-      store_floats(to + i, Format<T>::widen(both & 0xffffu));
-      store_floats(to + kBlock + i, Format<T>::widen(both >> 16));
-    }
-  }
-}
-
 // s.keys [dim, kBlock] from `count` keys; columns up to a whole vector repeat the last.
 template <typename T>
 __attribute__((noinline)) void load_keys(const T* pages, int64_t count, int64_t dim, Scratch& s) {
-  const char* rows[kBlock];
+  const T* rows[kBlock];
   const int64_t filled = (count + kLanes - 1) / kLanes * kLanes;
-  for (int64_t i = 0; i < filled; ++i) {
-    rows[i] = reinterpret_cast<const char*>(pages + s.offsets[std::min(i, count - 1)]);
-  }
-  if constexpr (sizeof(T) == 4) {
-    transpose(rows, filled, dim * 4, s.keys);
-  } else {
-    transpose(rows, filled, dim * 2, s.words);
-    widen_pairs<T>(s.words, filled, dim, s.keys);
-  }
+  for (int64_t i = 0; i < filled; ++i) rows[i] = pages + s.offsets[std::min(i, count - 1)];
+  transpose_rows(rows, filled, dim, s.words, s.keys);
 }
 
 // s.value_rows of `count` values: in place if they are whole vectors of floats.
@@ -193,10 +173,10 @@ void begin_rows(const DecodeStep& step, int64_t slot, int64_t kv_head, int64_t s
   const T* q = static_cast<const T*>(step.q.data) + slot * step.q.slot_stride +
                kv_head * repeat * step.q.head_stride;
   for (int64_t r = row; r < row + repeat; ++r, q += step.q.head_stride) {
-    for (int64_t i = 0; i < s.width; i += kLanes) {
+    for (int64_t i = 0; i < step.dim; i += kLanes) {
       store_floats(s.queries + r * s.width + i, load_some(q + i, step.dim - i) * scale);
-      store_floats(s.out + r * s.width + i, Floats{});
     }
+    std::fill_n(s.out + r * s.width, s.width, 0.0f);
     store_floats(s.sums + r * kLanes, Floats{});
     s.peaks[r] = kNoPeak;
     s.seen[r] = seen;

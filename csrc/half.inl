@@ -1,4 +1,4 @@
-// bfloat16 and float16 as the 16 bits they are stored in, 16 of them at a time.
+// bfloat16 and float16 as the 16 bits they are stored in, a register of floats at a time.
 
 #include "vector_math.inl"
 
@@ -82,7 +82,7 @@ GRPO_INLINE void store_floats<float>(float* to, Floats x) {
   std::memcpy(to, &x, sizeof x);
 }
 
-// The first `count` of 16 lanes from memory, 0 in the others.
+// The first `count` lanes from memory, 0 in the others.
 template <typename T>
 GRPO_INLINE Floats load_some(const T* x, int64_t count) {
   if (count >= kLanes) return load_as_floats(x);

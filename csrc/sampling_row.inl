@@ -3,8 +3,6 @@
 constexpr float kLowest = -3.40282347e38f;  // of finite floats
 constexpr float kGone = -87.3f;             // e^x of less is 0
 
-constexpr Mask kLaneIds = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
 typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
 typedef double Doubles __attribute__((vector_size(8 * kLanes)));
 
@@ -27,7 +25,7 @@ struct Cut {
 };
 
 GRPO_INLINE Mask kept(const Cut& cut, Floats z, int64_t at) {
-  const Mask early = kLaneIds + static_cast<int32_t>(at) <= static_cast<int32_t>(cut.last);
+  const Mask early = lane_ids() + static_cast<int32_t>(at) <= static_cast<int32_t>(cut.last);
   return (z > cut.least) | ((z == cut.least) & early);
 }
 

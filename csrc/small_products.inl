@@ -1,15 +1,9 @@
 // Products of matrices that lie in the cache, and rows of keys transposed.
 
-// A tile of a product stays in registers: 24 of AVX-512's 32, 12 of AVX2's 16.
-#if GRPO_REGISTER == 64
-constexpr int kTileRows = 6, kTileVectors = 4, kWords = 16;
-#elif GRPO_REGISTER == 32
-constexpr int kTileRows = 6, kTileVectors = 1, kWords = 8;
-#else
-constexpr int kTileRows = 2, kTileVectors = 1, kWords = 4;
-#endif
+// A tile of a product stays in registers: 24 of AVX-512's 32, 12 of the others' 16.
+constexpr int kTileRows = 6, kTileVectors = GRPO_REGISTER == 64 ? 4 : 2, kWords = kLanes;
 
-// c [rows, 16 vectors] = a [rows, depth] b [depth, 16 vectors], added to what c holds if `adds`.
+// c [rows, vectors] = a [rows, depth] b [depth, vectors], added to what c holds if `adds`.
 struct Product {
   const float* a;
   int64_t a_stride;
@@ -72,7 +66,7 @@ GRPO_INLINE void multiply_columns(const Product& p, int64_t vector, int64_t coun
   }
 }
 
-void multiply(const Product& p) {
+inline void multiply(const Product& p) {
   for (int64_t v = 0; v < p.vectors; v += kTileVectors) {
     multiply_columns<kTileVectors>(p, v, p.vectors - v);
   }
@@ -139,7 +133,7 @@ GRPO_INLINE void transpose_piece(const char* const* rows, int64_t at, float* to)
 
 // Word i of row j becomes to[i * kBlock + j]; `count` rows, a multiple of kWords, of `bytes` each,
 // filled up with zeros to whole pieces.
-void transpose(const char* const* rows, int64_t count, int64_t bytes, float* to) {
+inline void transpose(const char* const* rows, int64_t count, int64_t bytes, float* to) {
   const int64_t whole = bytes / kPiece * kPiece;
   for (int64_t row = 0; row < count; row += kWords) {
     for (int64_t at = 0; at < whole; at += kPiece) {
@@ -153,5 +147,32 @@ void transpose(const char* const* rows, int64_t count, int64_t bytes, float* to)
       rests[i] = rest[i];
     }
     transpose_piece(rests, 0, to + whole / 4 * kBlock + row);
+  }
+}
+
+// Words [dim / 2, kBlock], two numbers in each, to floats [dim, kBlock].
+template <typename T>
+__attribute__((noinline)) void widen_pairs(const float* words, int64_t count, int64_t dim,
+                                           float* to) {
+  for (int64_t pair = 0; 2 * pair < dim; ++pair, words += kBlock, to += 2 * kBlock) {
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const Words both = bits_as<Words>(load_as_floats(words + i));
+      store_floats(to + i, Format<T>::widen(both & 0xffffu));
+      store_floats(to + kBlock + i, Format<T>::widen(both >> 16));
+    }
+  }
+}
+
+// [depth, kBlock] floats, a column from each of `count` rows, which are a multiple of kLanes.
+// words: as much room as for the result.
+template <typename T>
+void transpose_rows(const T* const* rows, int64_t count, int64_t depth, float* words, float* to) {
+  const char* bytes[kBlock];
+  for (int64_t i = 0; i < count; ++i) bytes[i] = reinterpret_cast<const char*>(rows[i]);
+  if constexpr (sizeof(T) == 4) {
+    transpose(bytes, count, depth * 4, to);
+  } else {
+    transpose(bytes, count, depth * 2, words);
+    widen_pairs<T>(words, count, depth, to);
   }
 }

@@ -1,4 +1,5 @@
-// Arithmetic on 16 floats at once; compiled once for each instruction set by each_isa.inl.
+// Arithmetic on a register of floats at once; compiled once for each instruction set by
+// each_isa.inl.
 
 constexpr float kInfinity = __builtin_huge_valf();
 
@@ -10,8 +11,8 @@ GRPO_INLINE To bits_as(From x) {
   return y;
 }
 
-// 16 floats: one AVX-512 register, two of AVX2, four of SSE; the compiler splits as it must.
-constexpr int kLanes = 16;
+// What one register holds: vectors that compilers have to split end up in memory.
+constexpr int kLanes = GRPO_REGISTER / 4;
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Mask __attribute__((vector_size(4 * kLanes)));  // -1 or 0, as comparisons give it
 
@@ -64,31 +65,38 @@ GRPO_INLINE Mask within(Floats x, float bound) {
   return bits_as<Floats>(bits_as<Mask>(x) & 0x7fffffff) <= bound;
 }
 
-// Lane i meets lane i + distance: four rounds reduce a vector in lane 0. Written lane by lane, for
-// so it becomes one shuffle where there is one.
+// Lane i + distance comes to lane i. Written lane by lane, for so it becomes one shuffle where
+// there is one.
 template <int distance, int... i>
 GRPO_INLINE Floats rotated(Floats x, std::integer_sequence<int, i...>) {
   return Floats{x[(i + distance) % kLanes]...};
 }
-template <int distance>
-GRPO_INLINE Floats shifted_lanes(Floats x) {
-  return rotated<distance>(x, std::make_integer_sequence<int, kLanes>{});
+
+// Joins all lanes: halves meet until two lanes are left.
+template <int distance = kLanes / 2, typename Join>
+GRPO_INLINE float joined(Floats x, Join join) {
+  if constexpr (distance == 1) {
+    return join(x[0], x[1]);
+  } else {
+    constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
+    return joined<distance / 2>(join(x, rotated<distance>(x, lanes)), join);
+  }
 }
 
 GRPO_INLINE float sum_of(Floats x) {
-  x += shifted_lanes<8>(x);
-  x += shifted_lanes<4>(x);
-  x += shifted_lanes<2>(x);
-  return x[0] + x[1];
+  return joined(x, [](auto a, auto b) { return a + b; });
 }
 
 GRPO_INLINE float max_of(Floats x) {
-  const auto larger = [](Floats a, Floats b) { return select(b > a, b, a); };
-  x = larger(x, shifted_lanes<8>(x));
-  x = larger(x, shifted_lanes<4>(x));
-  x = larger(x, shifted_lanes<2>(x));
-  return x[1] > x[0] ? x[1] : x[0];
+  return joined(x, [](auto a, auto b) { return select(b > a, b, a); });
 }
+
+template <int... i>
+GRPO_INLINE Mask counted(std::integer_sequence<int, i...>) {
+  return Mask{i...};
+}
+// 0, 1, 2, ...
+GRPO_INLINE Mask lane_ids() { return counted(std::make_integer_sequence<int, kLanes>{}); }
 
 GRPO_INLINE bool any(Mask condition) {
   int32_t found = 0;

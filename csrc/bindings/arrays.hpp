@@ -73,6 +73,7 @@ void bind_pack(py::module_& m);
 void bind_loss(py::module_& m);
 void bind_head(py::module_& m);
 void bind_decode(py::module_& m);
+void bind_layers(py::module_& m);
 void bind_slots(py::module_& m);
 void bind_sampling(py::module_& m);
 void bind_isa(py::module_& m);

@@ -35,6 +35,7 @@ PYBIND11_MODULE(_C, m) {
   grpo::bindings::bind_loss(m);
   grpo::bindings::bind_head(m);
   grpo::bindings::bind_decode(m);
+  grpo::bindings::bind_layers(m);
   grpo::bindings::bind_slots(m);
   grpo::bindings::bind_sampling(m);
   grpo::bindings::bind_isa(m);
