@@ -4,12 +4,14 @@ Two calls: the prompts, with the queries of a group and of a key head folded int
 the own tokens; merged by their log-sum-exps. No sync: a CUDA graph can capture it.
 """
 
-from importlib.util import find_spec
+from functools import cache
+from importlib import metadata
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from .paged_spans import new_token
 from .reference_decode import DecodeTables
@@ -18,7 +20,10 @@ __all__ = ["group_decode", "serves"]
 
 FLASH_PAGE = 256  # flash_attn_with_kvcache: "page_block_size must be a multiple of 256"
 MOST_DIM = 256
-MOST_SLOTS = 32  # every row of the tables is given W queries, so their memory grows with W squared
+MOST_QUERIES = 1024  # every row of the tables is given W queries: their memory grows with R W
+# softcap came with 2.6. What follows 2.8.3.post1 looks at cache_seqlens on the host, for which the
+# whole GPU is waited for and which no CUDA graph can capture.
+FIRST, BEYOND = "2.6", "2.8.3.post2"
 
 
 @triton.jit(do_not_specialize=[
@@ -50,17 +55,31 @@ def serves(q: Tensor, k_pages: Tensor, tables: DecodeTables, window: int | None)
     Its one window for all queries is not ours, so a window must reach over all that tables hold.
     """
     (slots, _, d), page = q.shape, k_pages.shape[1]
-    reach = page * (tables.prefix_table.shape[1] + tables.suffix_table.shape[1])
+    rows, prefix_width = tables.prefix_table.shape
     return (
-        find_spec("flash_attn") is not None
-        and torch.cuda.get_device_capability(q.device) >= (8, 0)
+        _installed()
+        and _capability(q.device) >= (8, 0)
         and q.dtype in (torch.bfloat16, torch.float16)
         and d % 8 == 0
         and d <= MOST_DIM
         and page % FLASH_PAGE == 0
-        and slots <= MOST_SLOTS
-        and (window is None or window >= reach)
+        and 0 < rows * slots <= MOST_QUERIES
+        and (window is None or window >= page * (prefix_width + tables.suffix_table.shape[1]))
     )
+
+
+# Both are asked for by each layer in each step.
+@cache
+def _installed() -> bool:
+    try:
+        return FIRST <= TorchVersion(metadata.version("flash-attn")) < BEYOND
+    except metadata.PackageNotFoundError:
+        return False
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def group_decode(
@@ -74,7 +93,7 @@ def group_decode(
     softcap: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """One decode step by flash-attn >= 2.6; to be called where `serves` says so.
+    """One decode step by flash-attn; to be called where `serves` says so.
 
     Arguments and result as in group_attention.py; `window` hides nothing where it is served.
     Reference: kernels/reference_decode.py::group_decode.
@@ -86,9 +105,9 @@ def group_decode(
     order, row = t.order.long(), t.slot_group.clamp(min=0).long()
     live = (t.slot_group >= 0) & (t.suffix_len > 0)
     ranks = torch.arange(slots, device=q.device)
-    in_order = (t.cu_slots[:-1, None] + ranks).clamp(max=slots - 1)  # [rows, W]
+    in_order = (t.cu_slots[:-1, None] + ranks).clamp(max=slots - 1)  # [R, W]
     by_key_head = q.unflatten(1, (kv_heads, -1)).transpose(1, 2)  # [W, H / H_kv, H_kv, d]
-    folded = by_key_head[order[in_order]].flatten(1, 2)  # [rows, W H / H_kv, H_kv, d]
+    folded = by_key_head[order[in_order]].flatten(1, 2)  # [R, W H / H_kv, H_kv, d]
     options = {
         "softmax_scale": scale, "causal": False, "softcap": softcap or 0.0,
         "return_softmax_lse": True,
