@@ -4,6 +4,7 @@ Two calls: the prompts, with the queries of a group and of a key head folded int
 the own tokens; merged by their log-sum-exps. No sync: a CUDA graph can capture it.
 """
 
+from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 
@@ -16,10 +17,11 @@ from torch.torch_version import TorchVersion
 from .paged_spans import new_token
 from .reference_decode import DecodeTables
 
-__all__ = ["group_decode", "serves"]
+__all__ = ["group_decode", "installed", "serves", "specialisations"]
 
 FLASH_PAGE = 256  # flash_attn_with_kvcache: "page_block_size must be a multiple of 256"
 MOST_DIM = 256
+APPEND = {"num_warps": 1}
 MOST_QUERIES = 1024  # every row of the tables is given W queries: their memory grows with R W
 # softcap came with 2.6. What follows 2.8.3.post1 looks at cache_seqlens on the host, for which the
 # whole GPU is waited for and which no CUDA graph can capture.
@@ -57,7 +59,7 @@ def serves(q: Tensor, k_pages: Tensor, tables: DecodeTables, window: int | None)
     (slots, _, d), page = q.shape, k_pages.shape[1]
     rows, prefix_width = tables.prefix_table.shape
     return (
-        _installed()
+        installed()
         and _capability(q.device) >= (8, 0)
         and q.dtype in (torch.bfloat16, torch.float16)
         and d % 8 == 0
@@ -68,9 +70,10 @@ def serves(q: Tensor, k_pages: Tensor, tables: DecodeTables, window: int | None)
     )
 
 
-# Both are asked for by each layer in each step.
+# This and the next are asked by every layer in every step.
 @cache
-def _installed() -> bool:
+def installed() -> bool:
+    """Whether there is a flash-attn that a CUDA graph can capture."""
     try:
         return FIRST <= TorchVersion(metadata.version("flash-attn")) < BEYOND
     except metadata.PackageNotFoundError:
@@ -136,7 +139,7 @@ def _append(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, tables: Deco
             k, v, k_pages, v_pages, tables.suffix_table, tables.suffix_len, tables.slot_group,
             *k.stride()[:2], *v.stride()[:2], tables.suffix_table.shape[1],
             KV_HEADS=kv_heads, D=d, D_PAD=triton.next_power_of_2(d), PAGE=k_pages.shape[1],
-            num_warps=1,
+            **APPEND,
         )  # fmt: skip
 
 
@@ -146,3 +149,16 @@ def _merge(a: Tensor, lse_a: Tensor, b: Tensor, lse_b: Tensor) -> Tensor:
     # flash-attn's log-sum-exp of no keys is +inf.
     weight = lse.masked_fill(lse == torch.inf, -torch.inf).softmax(0)[..., None]
     return (weight * torch.stack([a, b]).float()).sum(0)
+
+
+def specialisations() -> Iterator[tuple[str, triton.JITFunction, dict, dict, dict]]:
+    """Copies of the kernel: name, function, signature, constexprs, compile options."""
+    signature = {
+        name: "constexpr" if name.isupper()
+        else "*bf16" if name in ("k_ptr", "v_ptr", "k_pages_ptr", "v_pages_ptr")
+        else "*i32" if name.endswith("_ptr") else "i32"
+        for name in append_kernel.arg_names
+    }  # fmt: skip
+    for d in (80, 256):
+        constexprs = {"KV_HEADS": 8, "D": d, "D_PAD": triton.next_power_of_2(d), "PAGE": FLASH_PAGE}
+        yield f"append/bf16/{d}", append_kernel, signature, constexprs, APPEND

@@ -93,7 +93,7 @@ def machine(monkeypatch):
 
 
 def forget():
-    flash_decode._installed.cache_clear()
+    flash_decode.installed.cache_clear()
     flash_decode._capability.cache_clear()
 
 
