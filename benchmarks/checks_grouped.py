@@ -12,9 +12,10 @@ from ..kernels import grouped_attention, reference_decode
 from ..kernels.group_layout import GroupLayout
 from .harness import Case, Expected, Provider, Step
 
-# Of a row's norm. Half precision rounds the weights of a softmax and what comes out.
+# Of a row's norm. Half precision rounds the weights of a softmax and what comes out; the backward
+# takes the difference of two that are as large, one of them from the rounded output.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-GRADIENT_TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+GRADIENT_TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 PACKING = [300, 1, 517], [[40, 200, 1], [3], [129, 64, 300, 7]]
 TINY_PACKING = [20, 1, 33], [[4, 0, 18], [3], []]
 

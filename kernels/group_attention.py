@@ -207,28 +207,30 @@ def _scalars(scale: float, softcap: float | None) -> tuple[float, float]:
 
 
 def specialisations() -> Iterator[tuple[str, triton.JITFunction, dict, dict, dict]]:
-    """Copies of the kernels: name, function, signature, constexprs, compile options."""
-    for dtype, kind in DTYPES.items():
-        for d in (64, 128, 256, 80):
-            shape = {"HEADS": 32, "D": d, "D_PAD": _padded(d)}
-            for softcap in (False, True):
-                for window in (False, True):
-                    tile = _tile(dtype, d, 64)
-                    name = f"attend/{kind}/{d}" + "/softcap" * softcap + "/window" * window
-                    constexprs = {
-                        "HAS_SOFTCAP": softcap, "HAS_WINDOW": window, **shape, "KV_HEADS": 8,
-                        "PAGE": 16, "ROWS": tile.rows, "KEYS": tile.keys, "CHUNK": CHUNK,
-                    }  # fmt: skip
-                    options = {"num_warps": tile.warps, "num_stages": STAGES}
-                    yield name, attend_kernel, _signature(attend_kernel, kind), constexprs, options
+    """Copies of the kernels: name, function, signature, constexprs, compile options.
+
+    All tiles, each without and with all that a model can ask for. Half precisions differ in no more
+    than the name of an instruction, so only one head dim has both.
+    """
+    for dtype, d, kv_heads in (
+        (torch.bfloat16, 64, 8), (torch.bfloat16, 80, 1), (torch.bfloat16, 128, 8),
+        (torch.bfloat16, 256, 8), (torch.float16, 128, 8), (torch.float32, 64, 8),
+        (torch.float32, 128, 8), (torch.float32, 256, 8),
+    ):  # fmt: skip
+        kind, tile = DTYPES[dtype], _tile(dtype, d, 64)
+        shape = {"HEADS": 32, "D": d, "D_PAD": _padded(d)}
+        for masked in (False, True):
+            name = f"attend/{kind}/{d}" + "/softcap/window" * masked
+            constexprs = {
+                "HAS_SOFTCAP": masked, "HAS_WINDOW": masked, **shape, "KV_HEADS": kv_heads,
+                "PAGE": 16, "ROWS": tile.rows, "KEYS": tile.keys, "CHUNK": CHUNK,
+            }  # fmt: skip
+            options = {"num_warps": tile.warps, "num_stages": STAGES}
+            yield name, attend_kernel, _signature(attend_kernel, kind), constexprs, options
+        if d in (80, 256):
             constexprs = {**shape, "PARTS_PAD": 2 * MOST_PARTS}
-            yield (
-                f"merge/{kind}/{d}",
-                merge_kernel,
-                _signature(merge_kernel, kind),
-                constexprs,
-                MERGE,
-            )
+            signature = _signature(merge_kernel, kind)
+            yield f"merge/{kind}/{d}", merge_kernel, signature, constexprs, MERGE
 
 
 def _signature(kernel: triton.JITFunction, kind: str) -> dict[str, str]:
