@@ -106,7 +106,7 @@ def group_decode(
     _append(k, v, k_pages, v_pages, tables)
     t, slots, kv_heads = tables, len(q), k_pages.shape[2]
     order, row = t.order.long(), t.slot_group.clamp(min=0).long()
-    live = (t.slot_group >= 0) & (t.suffix_len > 0)
+    idle = (t.slot_group < 0) | (t.suffix_len == 0)
     ranks = torch.arange(slots, device=q.device)
     in_order = (t.cu_slots[:-1, None] + ranks).clamp(max=slots - 1)  # [R, W]
     by_key_head = q.unflatten(1, (kv_heads, -1)).transpose(1, 2)  # [W, H / H_kv, H_kv, d]
@@ -117,18 +117,18 @@ def group_decode(
     }  # fmt: skip
     prompt, prompt_lse = flash_attn_with_kvcache(
         folded, k_pages, v_pages, block_table=t.prefix_table,
-        cache_seqlens=torch.where(t.cu_slots.diff() > 0, t.prefix_len, 0), **options,
+        cache_seqlens=t.prefix_len.masked_fill(t.cu_slots.diff() == 0, 0), **options,
     )  # fmt: skip
     own, own_lse = flash_attn_with_kvcache(
         q[:, None], k_pages, v_pages, block_table=t.suffix_table,
-        cache_seqlens=torch.where(live, t.suffix_len, 0), **options,
+        cache_seqlens=t.suffix_len.masked_fill(idle, 0), **options,
     )  # fmt: skip
     rank = torch.empty_like(order).scatter_(0, order, ranks) - t.cu_slots[row]
     rank = rank.clamp(0, slots - 1)  # of an idle slot: any
     prompt = prompt.unflatten(1, (slots, -1))[row, rank].transpose(1, 2).flatten(1, 2)
     prompt_lse = prompt_lse.unflatten(2, (slots, -1))[row, :, rank].flatten(1)
     merged = _merge(prompt, prompt_lse, own.squeeze(1), own_lse.squeeze(2))
-    return torch.where(live[:, None, None], merged, 0.0).to(q.dtype)
+    return merged.masked_fill(idle[:, None, None], 0).to(q.dtype)
 
 
 def _append(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, tables: DecodeTables) -> None:
