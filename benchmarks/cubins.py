@@ -23,7 +23,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 ARCHITECTURES = (80, 86, 89, 90, 120)
-MODULES = tuple(f"grpo_engine.kernels.{name}" for name in ("group_loss", "head_rows", "sampling"))
+MODULES = tuple(
+    f"grpo_engine.kernels.{name}"
+    for name in ("group_loss", "head_rows", "sampling", "group_attention", "flash_decode")
+)
 WARP = 32
 ALIGNED = [["tt.divisibility", 16]]  # bytes; what a launch finds of every pointer that torch made
 
@@ -45,6 +48,13 @@ CEILINGS = {
     "softmax": Ceiling(registers=64, shared=256),
     "gradient": Ceiling(registers=64, shared=0),
     "sample": Ceiling(registers=64, shared=1024),
+    # Two stages of keys and values: three programs or more fit the 100 KiB of sm_86, and two with a
+    # head dim of 256, of which then three fit the registers of a multiprocessor.
+    "attend": Ceiling(registers=128, shared=28 * 1024),
+    "attend/bf16/256": Ceiling(registers=168, shared=34 * 1024),
+    "attend/fp32/256": Ceiling(registers=80, shared=50 * 1024),
+    "merge": Ceiling(registers=128, shared=1024),
+    "append": Ceiling(registers=64, shared=0),
 }
 
 

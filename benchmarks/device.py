@@ -24,14 +24,29 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from . import checks_head, checks_loss, machine, memory, report
+from . import (
+    checks_decode,
+    checks_grouped,
+    checks_head,
+    checks_loss,
+    checks_sample,
+    machine,
+    memory,
+    report,
+)
 from .harness import LEFT_OUT, Case, Provider, Row, Step, Timer, admit, run_case
 from .run import faults
 from .suites import SUITES
 
 SECONDS, DRY_SECONDS = 330.0, 3600.0  # of six minutes; the interpreter may take its time
 GRACE_S = 10.0  # a section ends by itself this long before it is killed
-CHECKS = {"check-loss": checks_loss, "check-head": checks_head}
+CHECKS = {
+    "check-loss": checks_loss,
+    "check-head": checks_head,
+    "check-decode": checks_decode,
+    "check-grouped": checks_grouped,
+    "check-sample": checks_sample,
+}
 BENCHES = {"bench-loss": "loss", "bench-head": "head"}
 # The loss as on a CPU too: there a launch costs more than the work.
 SHAPES = {"bench-loss": ("cuda", "full"), "bench-head": ("cuda",)}

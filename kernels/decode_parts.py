@@ -8,8 +8,9 @@ from .paged_spans import attend_span, empty_state, in_bits, new_token, part_of, 
 
 @triton.jit
 def prompt_part(
-    q_ptr, pages, tables, slot_tables, parts_ptr, lse_ptr, place, strides, slots, parts,
-    scale, softcap, window,
+    q_ptr, pages, tables, slot_tables, parts_ptr, lse_ptr, place, strides, slots,
+    rows,  # of groups
+    parts, scale, softcap, window,
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr,
     TILE_HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, CHUNK: tl.constexpr,
@@ -21,7 +22,7 @@ def prompt_part(
     suffix_len_ptr, slot_group_ptr = slot_tables
     REPEAT: tl.constexpr = HEADS // KV_HEADS
     TILE_SLOTS: tl.constexpr = ROWS // TILE_HEADS
-    if at < tl.load(cu_slots_ptr + slots):
+    if at < tl.load(cu_slots_ptr + rows):
         row = tl.load(slot_group_ptr + tl.load(order_ptr + at))
         if (at - tl.load(cu_slots_ptr + row)) % TILE_SLOTS == 0:
             count = tl.minimum(tl.load(cu_slots_ptr + row + 1) - at, TILE_SLOTS)

@@ -52,21 +52,21 @@ STAGES = 3
 @triton.jit(do_not_specialize=[
     "q_ptr", "k_ptr", "v_ptr", "prefix_table_ptr", "prefix_len_ptr", "suffix_table_ptr",
     "suffix_len_ptr", "slot_group_ptr", "order_ptr", "cu_slots_ptr", "parts_ptr", "lse_ptr",
-    "slots", "q_slot", "q_head", "k_slot", "k_head", "v_slot", "v_head",
+    "slots", "rows", "q_slot", "q_head", "k_slot", "k_head", "v_slot", "v_head",
     "prefix_width", "suffix_width", "prompt_parts", "own_parts", "scale", "softcap", "window",
 ])  # fmt: skip
 def attend_kernel(
     q_ptr,  # [W, H, d]
     k_ptr, v_ptr,  # [W, H_kv, d]
     k_pages_ptr, v_pages_ptr,  # [pages, page, H_kv, d], written
-    prefix_table_ptr,  # [W, prefix_pages] i32
-    prefix_len_ptr,  # [W] i32
+    prefix_table_ptr,  # [R, prefix_pages] i32
+    prefix_len_ptr,  # [R] i32
     suffix_table_ptr,  # [W, suffix_pages] i32
     suffix_len_ptr, slot_group_ptr, order_ptr,  # [W] i32
-    cu_slots_ptr,  # [W+1] i32
+    cu_slots_ptr,  # [R+1] i32
     parts_ptr,  # [prompt_parts + own_parts, W, H, d] f32, written
     lse_ptr,  # [prompt_parts + own_parts, W, H] f32, written; in bits
-    slots, q_slot, q_head, k_slot, k_head, v_slot, v_head, prefix_width, suffix_width,
+    slots, rows, q_slot, q_head, k_slot, k_head, v_slot, v_head, prefix_width, suffix_width,
     prompt_parts, own_parts, scale, softcap, window,
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr,
@@ -83,7 +83,7 @@ def attend_kernel(
         prompt_part(
             q_ptr, pages, (prefix_table_ptr, prefix_len_ptr, order_ptr, cu_slots_ptr), slot_tables,
             parts_ptr, lse_ptr, (at, kv_head, block, part), (q_slot, q_head, prefix_width),
-            slots, prompt_parts, scale, softcap, window, HAS_SOFTCAP, HAS_WINDOW,
+            slots, rows, prompt_parts, scale, softcap, window, HAS_SOFTCAP, HAS_WINDOW,
             HEADS, KV_HEADS, D, D_PAD, PAGE, TILE_HEADS, ROWS, KEYS, CHUNK,
         )  # fmt: skip
     else:
@@ -145,7 +145,7 @@ def group_decode(
     (slots, heads, d), (_, page, kv_heads, _) = q.shape, k_pages.shape
     tile = _tile(q.dtype, d, slots * (heads // kv_heads))
     programs = kv_heads * triton.cdiv(heads // kv_heads, tile.rows)
-    prefix_width, suffix_width = tables.prefix_table.shape[1], tables.suffix_table.shape[1]
+    (rows, prefix_width), suffix_width = tables.prefix_table.shape, tables.suffix_table.shape[1]
     prompt_parts = _part_count(prefix_width * page, slots * programs)
     own_parts = _part_count(suffix_width * page, slots * programs)
     parts = prompt_parts + own_parts
@@ -158,8 +158,9 @@ def group_decode(
             q, k, v, k_pages, v_pages,
             tables.prefix_table, tables.prefix_len, tables.suffix_table, tables.suffix_len,
             tables.slot_group, tables.order, tables.cu_slots, means, lse,
-            slots, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], prefix_width, suffix_width,
-            prompt_parts, own_parts, *_scalars(scale, softcap), window or 0,
+            slots, rows, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+            prefix_width, suffix_width, prompt_parts, own_parts,
+            *_scalars(scale, softcap), window or 0,
             HAS_SOFTCAP=softcap is not None, HAS_WINDOW=window is not None, **shape,
             KV_HEADS=kv_heads, PAGE=page, ROWS=tile.rows, KEYS=tile.keys, CHUNK=CHUNK,
             num_warps=tile.warps, num_stages=STAGES,
@@ -206,28 +207,30 @@ def _scalars(scale: float, softcap: float | None) -> tuple[float, float]:
 
 
 def specialisations() -> Iterator[tuple[str, triton.JITFunction, dict, dict, dict]]:
-    """Copies of the kernels: name, function, signature, constexprs, compile options."""
-    for dtype, kind in DTYPES.items():
-        for d in (64, 128, 256, 80):
-            shape = {"HEADS": 32, "D": d, "D_PAD": _padded(d)}
-            for softcap in (False, True):
-                for window in (False, True):
-                    tile = _tile(dtype, d, 64)
-                    name = f"attend/{kind}/{d}" + "/softcap" * softcap + "/window" * window
-                    constexprs = {
-                        "HAS_SOFTCAP": softcap, "HAS_WINDOW": window, **shape, "KV_HEADS": 8,
-                        "PAGE": 16, "ROWS": tile.rows, "KEYS": tile.keys, "CHUNK": CHUNK,
-                    }  # fmt: skip
-                    options = {"num_warps": tile.warps, "num_stages": STAGES}
-                    yield name, attend_kernel, _signature(attend_kernel, kind), constexprs, options
+    """Copies of the kernels: name, function, signature, constexprs, compile options.
+
+    All tiles, each without and with all that a model can ask for. Half precisions differ in no more
+    than the names of instructions, so one copy of float16 stands for all.
+    """
+    for dtype, d, kv_heads in (
+        (torch.bfloat16, 64, 8), (torch.bfloat16, 80, 1), (torch.bfloat16, 128, 8),
+        (torch.bfloat16, 256, 8), (torch.float16, 128, 8), (torch.float32, 64, 8),
+        (torch.float32, 128, 8), (torch.float32, 256, 8),
+    ):  # fmt: skip
+        kind, tile = DTYPES[dtype], _tile(dtype, d, 64)
+        shape = {"HEADS": 32, "D": d, "D_PAD": _padded(d)}
+        for masked in (True,) if kind == "fp16" else (False, True):
+            name = f"attend/{kind}/{d}" + "/softcap/window" * masked
+            constexprs = {
+                "HAS_SOFTCAP": masked, "HAS_WINDOW": masked, **shape, "KV_HEADS": kv_heads,
+                "PAGE": 16, "ROWS": tile.rows, "KEYS": tile.keys, "CHUNK": CHUNK,
+            }  # fmt: skip
+            options = {"num_warps": tile.warps, "num_stages": STAGES}
+            yield name, attend_kernel, _signature(attend_kernel, kind), constexprs, options
+        if d in (80, 256):
             constexprs = {**shape, "PARTS_PAD": 2 * MOST_PARTS}
-            yield (
-                f"merge/{kind}/{d}",
-                merge_kernel,
-                _signature(merge_kernel, kind),
-                constexprs,
-                MERGE,
-            )
+            signature = _signature(merge_kernel, kind)
+            yield f"merge/{kind}/{d}", merge_kernel, signature, constexprs, MERGE
 
 
 def _signature(kernel: triton.JITFunction, kind: str) -> dict[str, str]:

@@ -10,6 +10,8 @@ import triton.language as tl
 
 from .row_softmax import FLOOR, tanh_and_slope
 
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
 
 @triton.jit
 def in_bits(product, scale, softcap, HAS_SOFTCAP: tl.constexpr):
@@ -63,6 +65,14 @@ def empty_state(ROWS: tl.constexpr, D_PAD: tl.constexpr):
 
 
 @triton.jit
+def dot(a, b, total):
+    """total + a b in float32."""
+    if INTERPRETED:  # there tl.dot takes the bits of a bfloat16 for an integer
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, total, input_precision="ieee")
+
+
+@triton.jit
 def attend_span(
     q,  # [ROWS, D_PAD]
     state,
@@ -84,7 +94,7 @@ def attend_span(
         at = address(page, key % PAGE, kv_head, KV_HEADS, D, PAGE)[:, None] + column[None, :]
         loaded = inside[:, None] & (column < D)[None, :]
         k = tl.load(pages[0] + at, loaded, 0.0)
-        score = tl.dot(q, tl.trans(k), input_precision="ieee")
+        score = dot(q, tl.trans(k), tl.zeros([q.shape[0], KEYS], tl.float32))
         score = in_bits(score, scale, softcap, HAS_SOFTCAP)
         seen = inside[None, :]
         if HAS_LOWEST:
@@ -96,7 +106,7 @@ def attend_span(
         v = tl.load(pages[1] + at, loaded, 0.0)
         mass = mass * shrink + tl.sum(weight, 1)
         total = total * shrink[:, None]
-        total = tl.dot(weight.to(v.dtype), v, total, input_precision="ieee")
+        total = dot(weight.to(v.dtype), v, total)
         peak = top
     return peak, mass, total
 

@@ -141,13 +141,18 @@ def _column(x: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor | No
 
 
 def specialisations() -> Iterator[tuple[str, triton.JITFunction, dict, dict, dict]]:
-    """All copies of the kernel: name, function, signature, constexprs, compile options."""
+    """Copies of the kernel: name, function, signature, constexprs, compile options.
+
+    All, but of float16, which differs from bfloat16 in the load alone, only the largest.
+    """
     known = {
         "uniform_ptr": "*fp64", "top_k_ptr": "*i64", "seen_ptr": "*u8", "token_ptr": "*i64"
     }  # fmt: skip
     for dtype in LOGITS.values():
         for filtered in (False, True):
             for penalised in (False, True):
+                if dtype == "fp16" and not (filtered and penalised):
+                    continue
                 constexprs = {"FILTERED": filtered, "LANES": LANES, "TALL": TALL}
                 if not penalised:
                     constexprs |= {"penalty_ptr": None, "seen_ptr": None}

@@ -35,40 +35,45 @@ def int32(x):
     return torch.tensor(x, dtype=torch.int32)
 
 
-def make_step(prompts, slots, heads=2, kv_heads=1, d=16, page=5, seed=0, spare=2):
-    """prompts: tokens of the prompt of each row (IDLE: no group there);
-    slots: (row, own tokens) of each slot, or IDLE. Every table has `spare` pages too many,
-    which are page 0; that page, and whatever a slot may not see, is NaN."""
+def make_step(
+    prompts, slots, heads=2, kv_heads=1, d=16, page=5, seed=0, spare=2, rows=None
+):  # fmt: skip
+    """prompts: tokens of the prompt of each row (IDLE: no group there), of `rows` in all (default:
+    as many as slots); slots: (row, own tokens) of each slot, or IDLE. Every table has `spare` pages
+    too many, which are page 0; that page, and whatever a slot may not see, is NaN."""
     random = torch.Generator().manual_seed(seed)
-    width = len(slots)
-    prompts = [*prompts, *[IDLE] * (width - len(prompts))]
+    rows, width = len(slots) if rows is None else rows, len(slots)
+    prompts = [*prompts, *[IDLE] * (rows - len(prompts))]
     owns = [IDLE if slot is IDLE else slot[1] for slot in slots]
     need = [-(-(n or 0) // page) for n in prompts + owns]
-    ids = 1 + torch.randperm(sum(need), generator=random)
+    ids = (1 + torch.randperm(sum(need), generator=random)).split(need)
     k_pages, v_pages = (torch.full((sum(need) + 2, page, kv_heads, d), math.nan) for _ in range(2))
-    tables = []
-    for side in (slice(width), slice(width, 2 * width)):
-        tables.append(torch.zeros(width, max(need[side]) + spare, dtype=torch.int32))
-    for i, (pages, length) in enumerate(zip(ids.split(need), prompts + owns, strict=True)):
-        is_own, line = divmod(i, width)
-        tables[is_own][line, : len(pages)] = pages
-        for token in range((length or 0) - is_own):  # the newest own token isn't there yet
-            for pool in (k_pages, v_pages):
-                where = pages[token // page], token % page
-                pool[where] = torch.randn(kv_heads, d, generator=random)
+
+    def table(lengths, page_ids, missing):
+        filled = torch.zeros(len(lengths), max(map(len, page_ids)) + spare, dtype=torch.int32)
+        for line, length, pages in zip(filled, lengths, page_ids, strict=True):
+            line[: len(pages)] = pages
+            for token in range((length or 0) - missing):
+                for pool in (k_pages, v_pages):
+                    where = pages[token // page], token % page
+                    pool[where] = torch.randn(kv_heads, d, generator=random)
+        return filled
+
     group = [-1 if slot is IDLE else slot[0] for slot in slots]
     order = sorted(range(width), key=lambda w: (group[w] < 0, group[w], w))
-    counts = [group.count(row) for row in range(width)]
-    return Step(
-        torch.randn(width, heads, d, generator=random) * 2,
-        *(torch.randn(width, kv_heads, d, generator=random) for _ in range(2)),
-        k_pages, v_pages,
-        DecodeTables(
-            tables[0], int32([7 if n is IDLE else n for n in prompts]),
-            tables[1], int32([n or 0 for n in owns]), int32(group), int32(order),
-            int32([sum(counts[:row]) for row in range(width + 1)]),
-        ),
-    )  # fmt: skip
+    counts = [group.count(row) for row in range(rows)]
+    q = torch.randn(width, heads, d, generator=random) * 2
+    k, v = (torch.randn(width, kv_heads, d, generator=random) for _ in range(2))
+    tables = DecodeTables(
+        prefix_table=table(prompts, ids[:rows], missing=0),
+        prefix_len=int32([7 if n is IDLE else n for n in prompts]),
+        suffix_table=table(owns, ids[rows:], missing=1),  # the newest token isn't there yet
+        suffix_len=int32([n or 0 for n in owns]),
+        slot_group=int32(group),
+        order=int32(order),
+        cu_slots=int32([sum(counts[:row]) for row in range(rows + 1)]),
+    )
+    return Step(q, k, v, k_pages, v_pages, tables)
 
 
 def check_step(

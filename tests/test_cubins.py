@@ -53,20 +53,30 @@ def run(*command, **environment):
     )
 
 
-def test_six_copies_of_both_kernel_files_keep_to_their_ceilings(tmp_path):
+# By kernel: registers a thread, warps and bytes of shared memory a program.
+LIMITS = {
+    "group_loss": (128, {4}, 1024),
+    "softmax": (64, {16}, 256),
+    "gradient": (64, {16}, 0),
+    "sample": (64, {32}, 1024),
+    "attend": (168, {4, 8}, 34816),
+}
+
+
+def test_six_copies_of_all_kernel_files_keep_to_their_ceilings(tmp_path):
     done = run(*COMMAND, "--sample", "6", "--json", str(tmp_path / "usage.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "usage.json").read_text())
     assert len({(row["name"], row["arch"]) for row in rows}) == 6
     assert {row["arch"] for row in rows} < set(ARCHITECTURES)
-    assert {row["name"].split("/")[0] for row in rows} >= {"group_loss", "softmax", "gradient"}
+    assert {row["name"].split("/")[0] for row in rows} == set(LIMITS)
     for row in rows:
         assert row["spills"] == row["stack"] == row["local"] == 0, row
         assert row["faults"] == []
-        loss = row["name"].startswith("group_")
-        assert 16 <= row["registers"] <= (128 if loss else 64), row
-        assert row["warps"] == (4 if loss else 16), row
-        assert row["shared"] <= 1024, row
+        registers, warps, shared = LIMITS[row["name"].split("/")[0]]
+        assert 16 <= row["registers"] <= registers, row
+        assert row["warps"] in warps, row
+        assert row["shared"] <= shared, row
         assert row["name"] in done.stdout
 
 
@@ -103,6 +113,8 @@ def test_half_values_are_stored_behind_a_barrier_that_follows_the_loads():
         ({"spills": 1}, ["1 spills"]),
         ({"stack": 8, "local": 16}, ["8 B stack", "16 B local"]),
         ({"name": "gradient/f32", "shared": 1}, ["1 B shared > 0"]),
+        ({"name": "attend/bf16/128", "registers": 129}, ["129 registers > 128"]),
+        ({"name": "attend/bf16/256", "registers": 168, "shared": 34816}, []),
         ({"name": "group_loss/sapo", "registers": 128, "shared": 1024}, []),
         ({"name": "group_loss/sapo", "registers": 129}, ["129 registers > 128"]),
     ],
