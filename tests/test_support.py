@@ -1,4 +1,4 @@
-"""Models that can't be served: a sampler is refused by one clear line before it samples anything."""
+"""Models that can't be served: a sampler is refused by one clear line before anything is drawn."""
 
 import pytest
 import torch
