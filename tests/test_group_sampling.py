@@ -101,12 +101,13 @@ def test_the_number_of_slots_does_not_matter(family):
         assert_same_samples(drawn(model, prompts=PROMPTS[2:], slots=slots), at_once)
 
 
-@pytest.mark.parametrize("pages", [4, 5, 9, 30])
+@pytest.mark.parametrize("pages", [4, 9])
 def test_samples_that_wait_for_pages_are_the_same(pages):
     model = ragged_model("llama")
     kv_bytes = pages * PAGE * 2 * 2 * 2 * 8 * 4  # 2 x layers x kv_heads x head_dim x float32
+    unbounded = drawn(model)
     for slots in ("auto", 5):
-        assert_same_samples(drawn(model, slots=slots, kv_bytes=kv_bytes), drawn(model))
+        assert_same_samples(drawn(model, slots=slots, kv_bytes=kv_bytes), unbounded)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
@@ -124,7 +125,7 @@ def test_the_order_of_the_prompts_does_not_matter(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logp_sampler_is_what_the_trainer_scores(family):
     model = ragged_model(family)
-    rollouts = drawn(model, slots=3)
+    rollouts = drawn(model)
     torch.testing.assert_close(logps(rollouts), rescored(model, rollouts), **NEAR)
 
 
@@ -133,7 +134,7 @@ def test_logp_sampler_is_what_the_trainer_scores(family):
 def test_gap_between_sampler_and_trainer_in_bfloat16(family):
     # Smaller weights, or bfloat16 rounds these logits of std 10 by more than real models' ones.
     model = ragged_model(family, std=0.1).bfloat16()
-    rollouts = drawn(model, slots=3)
+    rollouts = drawn(model)
     gap = (logps(rollouts) - rescored(model, rollouts)).abs()
     eps = torch.finfo(torch.bfloat16).eps  # 0.0078; found: mean up to 0.0028, at most 0.016
     assert gap.mean() < eps / 2 and gap.max() < 4 * eps
