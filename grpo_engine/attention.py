@@ -84,9 +84,9 @@ def routed(causal: nn.Module) -> Iterator[None]:
 
 def routed_in_backward(causal: nn.Module, hidden: Tensor) -> Tensor:
     """The same hidden states; layers that are run again in their backward take the route too."""
-    if hidden.requires_grad and getattr(causal, "is_gradient_checkpointing", False):
-        return _RouteBackward.apply(hidden, causal)
-    return hidden
+    # The flag of the layers: transformers' property that asks for it is called otherwise in 6.
+    checkpointed = any(getattr(m, "gradient_checkpointing", False) for m in causal.modules())
+    return _RouteBackward.apply(hidden, causal) if hidden.requires_grad and checkpointed else hidden
 
 
 class _RouteBackward(torch.autograd.Function):

@@ -12,28 +12,55 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     Gemma3TextConfig,
+    GraniteConfig,
     LlamaConfig,
+    MistralConfig,
+    Phi3Config,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 torch.set_num_threads(1)  # tests run side by side, and one thread keeps float sums in one order
 
 PAD, EOS, BOS = "<pad>", "<eos>", "<bos>"
 CHARS = "0123456789+=-*?. abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ:#\n"
+# In each, what tells it from Llama is on and large enough to matter; WINDOW is shorter than the
+# prompts of the tests.
+WINDOW = 8
+GEMMA = {
+    "head_dim": 16,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 16,
+}
 FAMILIES = {
     "llama": (LlamaConfig, {}),
     "qwen2": (Qwen2Config, {}),
     "qwen3": (Qwen3Config, {"head_dim": 16}),
-    "gemma3": (
-        Gemma3TextConfig,
+    "mistral": (MistralConfig, {"sliding_window": WINDOW}),
+    "gemma2": (
+        Gemma2Config,
         {
-            "head_dim": 16,
-            "sliding_window": 8,  # shorter than the prompts of the tests, so that it matters
-            "layer_types": ["sliding_attention", "full_attention"],
-            "query_pre_attn_scalar": 16,
+            **GEMMA,
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 6.0,
+            "tie_word_embeddings": False,  # tied, it would say its last token again
+        },
+    ),
+    "gemma3": (Gemma3TextConfig, GEMMA),
+    "phi3": (Phi3Config, {}),
+    "smollm3": (SmolLM3Config, {"no_rope_layers": [1, 0]}),  # the second layer is without RoPE
+    "granite": (
+        GraniteConfig,
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
         },
     ),
 }

@@ -89,13 +89,16 @@ def test_gradients_equal_those_of_separate_forwards(family):
     parameters = dict(model.named_parameters())
     logp, _ = completion_logprobs(model, PROMPTS, COMPLETIONS, TEMPERATURES)
     wanted_logp = separate_logprobs(model)
-    torch.testing.assert_close(logp, wanted_logp, atol=1e-10, rtol=0)
+    # gemma2's own attention takes its softmax in float32 whatever the model's dtype.
+    coarse = family == "gemma2"
+    torch.testing.assert_close(logp, wanted_logp, atol=1e-5 if coarse else 1e-10, rtol=0)
     given = torch.autograd.grad((weights * logp).sum(), list(parameters.values()))
     wanted = torch.autograd.grad((weights * wanted_logp).sum(), list(parameters.values()))
     for name, a, b in zip(parameters, given, wanted, strict=True):
         assert b.abs().max() > 1e-3, name
-        # gemma3 applies its norms' weights in float32 whatever the model's dtype.
-        tolerance = 1e-6 if family == "gemma3" and "norm" in name else 1e-10
+        # So are the norms' weights of both gemmas applied.
+        coarse_here = coarse or (family == "gemma3" and "norm" in name)
+        tolerance = 1e-6 if coarse_here else 1e-10
         assert (a - b).abs().max() <= tolerance * b.abs().max().clamp(min=1), name
 
 

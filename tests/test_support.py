@@ -1,0 +1,124 @@
+"""Models that can't be served: a sampler is refused by one clear line before anything is drawn."""
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    FalconConfig,
+    GptOssConfig,
+    Lfm2Config,
+    Llama4TextConfig,
+    MambaConfig,
+    MptConfig,
+    PhimoeConfig,
+    Qwen2MoeConfig,
+    Qwen3NextConfig,
+)
+
+from conftest import FAMILIES, make_model
+from grpo_engine import GroupSampler, UserError
+
+SIZES = {
+    "vocab_size": 75,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+}
+GROUPED = {
+    **SIZES,
+    "intermediate_size": 64,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "head_dim": 8,
+}
+MOE = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+SHARED = {**MOE, "shared_expert_intermediate_size": 16}
+LINEAR = {
+    "linear_num_value_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+# The windows and chunks are longer than the probe, as those of real models are.
+REFUSED = {
+    "sinks": (
+        GptOssConfig,
+        {**GROUPED, "num_local_experts": 2, "num_experts_per_tok": 1},
+        "GptOss.* attention sinks",
+    ),
+    "ALiBi, own attention": (BloomConfig, SIZES, "Bloom.*2 layers, of which 0.*ALiBi"),
+    "ALiBi, from the mask": (FalconConfig, {**SIZES, "alibi": True}, "Falcon.*attention needs"),
+    "ALiBi, from the shape of the mask": (
+        MptConfig,
+        {"vocab_size": 75, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 96},
+        "Mpt.*attention needs",
+    ),
+    "no attention": (
+        MambaConfig,
+        {"vocab_size": 75, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4},
+        "Mamba.*without attention",
+    ),
+    "linear attention": (
+        Qwen3NextConfig,
+        {
+            **GROUPED,
+            **SHARED,
+            **LINEAR,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+        "Qwen3Next.*linear_attention",
+    ),
+    "convolutions": (
+        Lfm2Config,
+        {**GROUPED, "layer_types": ["conv", "full_attention"]},
+        "Lfm2.*conv",
+    ),
+    "chunks": (
+        Llama4TextConfig,
+        {
+            **GROUPED,
+            "intermediate_size_mlp": 64,
+            "num_local_experts": 1,
+            "attention_chunk_size": 32,
+            "layer_types": ["chunked_attention", "full_attention"],
+        },
+        "Llama4.*chunked_attention",
+    ),
+    "a window in the mask alone": (
+        PhimoeConfig,
+        {**GROUPED, "num_local_experts": 2, "sliding_window": 32},
+        "Phimoe.*sliding window of 32",
+    ),
+    "a window in the mask of some layers": (
+        Qwen2MoeConfig,
+        {
+            **GROUPED,
+            **SHARED,
+            "use_sliding_window": True,
+            "sliding_window": 32,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+        "Qwen2Moe.*sliding window of 32",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_cannot_be_served_is_refused_before_it_samples(name):
+    config_class, options, message = REFUSED[name]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config_class(**options)).eval()
+    with pytest.raises(UserError, match=message) as caught:
+        GroupSampler(model)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_supported_family_is_taken_with_a_window_longer_than_the_probe(family):
+    windowed = "sliding_window" in FAMILIES[family][1]
+    GroupSampler(make_model(family, **({"sliding_window": 32} if windowed else {})))
