@@ -1,6 +1,7 @@
 // The parts of decode attention; compiled by cpu_decode.cpp for each instruction set.
 
 #include "small_products.inl"
+#include "tanh.inl"
 
 // Keys [first, end) of a prompt or of a slot, of one head.
 template <typename T>
@@ -30,18 +31,6 @@ Span<T> span_of(const DecodeStep& s, const int32_t* ids, int64_t kv_head, int64_
           s.kv_heads * s.dim,
           first,
           end};
-}
-
-// Cephes tanhf.
-GRPO_INLINE Floats tanh_of(Floats x) {
-  const Floats size = bits_as<Floats>(bits_as<Mask>(x) & 0x7fffffff), z = x * x;
-  Floats p = z * -5.70498872745e-3f + 2.06390887954e-2f;
-  p = p * z - 5.37397155531e-2f;
-  p = p * z + 1.33314422036e-1f;
-  p = p * z - 3.33332819422e-1f;
-  const Floats near = p * z * x + x;
-  const Floats far = 1 - 2 / (exp_bounded(clamp(size * 2, 0.0f, 40.0f)) + 1);
-  return select(size < 0.625f, near, select(x < 0.0f, -far, far));
 }
 
 // e^below for below <= 0, exactly 0 where float32 has no normal number for it.
