@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench_fakes import fake_case
 from grpo_engine.benchmarks import head_suite, loss_suite, machine, memory, report, run
 from grpo_engine.benchmarks.bare import bare_gemms
 from grpo_engine.benchmarks.harness import Case, Expected, Provider, Row, Timer
@@ -213,7 +214,7 @@ def test_a_wrong_kernel_of_ours_is_exit_code_1(fake_suite, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--suite", "sampler"], "no suite 'sampler'; there are loss, head, all"),
+        (["--suite", "tokens"], "no suite 'tokens'; there are loss, head, sampler, step, all"),
         (["--rounds", "3"], "--rounds must be at least 7; given 3"),
         (["--loss-shape", "512"], "--loss-shape must be SAMPLESxLENGTH; given '512'"),
         (["--loss-shape", "12x4"], "--loss-shape 12x4: samples must be a multiple of 8"),
@@ -237,7 +238,7 @@ def test_the_suites_run_as_they_are(tmp_path, monkeypatch):
     """Everything but the memory processes; a peer is right or says why it does not run."""
     monkeypatch.setattr(run.memory, "FreshProcess", lambda threads: lambda *_: (None, ""))
     config = run.BenchConfig(out=tmp_path, shapes="small", threads=1, rounds=7)
-    rows = run.run(config)
+    rows = [row for suite in ("loss", "head") for row in run.run(replace(config, suite=suite))]
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
         "head.csv", "head.json", "loss.csv", "loss.json",
     ]  # fmt: skip
@@ -277,3 +278,41 @@ def test_the_table_shows_numbers_and_says_what_has_none(capsys):
     (row,) = [line.split() for line in lines if line.startswith("ours ")]
     assert row == ["ours", "0.5", "1", "123.4", "2,048", "3.25", "50%", "1"]
     assert lines[-2:] == ["  ours: ok; loss 1.2e-07", "  peer: not installed; no package peer"]
+
+
+def test_what_is_counted_has_figures_and_no_table(capsys, tmp_path):
+    note = "bytes are counted"
+    counted = Row("s", "c", "ours", {"n": 3}, "checked, not timed", note, {"tokens": 0.0},
+                  {"kv_mib": 1234.5, "of_repeated": 0.25})  # fmt: skip
+    described = machine.describe(CPU, small=True, commit="abc")
+    report.show(described, [counted])
+    lines = capsys.readouterr().out.splitlines()
+    found = "tokens 0; kv_mib 1,234 of_repeated 0.25; bytes are counted"
+    assert lines[-1] == f"  ours: checked, not timed; {found}"
+    assert not any(line.startswith("provider") for line in lines)
+    report.write(tmp_path, "s", described, [counted])
+    with open(tmp_path / "s.csv", newline="") as file:
+        (line,) = csv.DictReader(file)
+    assert line["figures"] == "kv_mib 1,234 of_repeated 0.25"
+    (row,) = json.loads((tmp_path / "s.json").read_text())["rows"]
+    assert row["figures"] == {"kv_mib": 1234.5, "of_repeated": 0.25}
+
+
+def test_a_suite_may_have_several_shapes_and_quicker_ones(monkeypatch, tmp_path):
+    seen = []
+
+    def cases(shape: object, device: torch.device, quick: bool) -> list[Case]:
+        seen.append((shape, quick))
+        return [fake_case()]
+
+    monkeypatch.setattr(head_suite, "cases", cases)
+    monkeypatch.setattr(head_suite, "SHAPES", {"full": ("a", "b"), "quick": ("c",), "small": "d"})
+    monkeypatch.setattr(machine, "describe", lambda *_: MACHINE)
+    monkeypatch.setattr(report, "write", lambda *_: [])
+    for changes in ({}, {"quick": True}, {"quick": True, "shapes": "small"}):
+        run.run(run.BenchConfig(suite="head", out=tmp_path, device="cpu", **changes))
+    assert seen == [("a", False), ("b", False), ("c", True), ("d", True)]
+
+
+MACHINE = {"device_name": "", "threads": 1, "commit": "", "packages": {}, "copy_gb_s": 1.0,
+           "gemm_gflop_s": {}}  # fmt: skip
