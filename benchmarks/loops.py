@@ -1,4 +1,7 @@
-"""The training loops of the step suite, set up alike; each stops before every step at its Pace."""
+"""The training loops of the step suite, set up alike; each stops before every step at its Pace.
+
+request: folder, shape, steps and device.
+"""
 
 import json
 import sys
@@ -8,15 +11,12 @@ from typing import Any
 
 from .worker import Pace
 
-STEPS = 1_000_000  # more than are ever asked for
 LEARNING_RATE = 1e-6
 MAX_GRAD_NORM = 1.0
 
 
 def ours(request: dict[str, Any], pace: Pace) -> None:
     """`grpo train` as it is, with its run folder, rollouts and metrics."""
-    import pyarrow.parquet  # noqa: F401  loaded with the first rollouts, which is not their memory
-
     from ..config import (
         DataConfig,
         GroupsConfig,
@@ -47,15 +47,15 @@ def ours(request: dict[str, Any], pace: Pace) -> None:
         groups=GroupsConfig(truncated="keep"),
         loss=GRPOOptions.preset("trl", beta=0.0),
         train=TrainConfig(
-            steps=STEPS,
+            steps=request["steps"],
             prompts_per_step=shape["prompts"],
             lr=LEARNING_RATE,
             warmup=0.0,
             max_grad_norm=MAX_GRAD_NORM,
             # One micro-batch, as the other loop has it.
             token_budget=samples * (shape["prompt"] + shape["new"]),
-            eval_every=STEPS,
-            checkpoint_every=STEPS,
+            eval_every=request["steps"],
+            checkpoint_every=request["steps"],
             out=str(folder / "run"),
         ),
     )
@@ -76,8 +76,9 @@ def trl(request: dict[str, Any], pace: Pace) -> None:
             pace.before_step()
 
         def on_log(self, args, state, control, logs: dict[str, Any], **_: Any) -> None:
-            tokens = logs["completions/mean_length"] * samples
-            pace.after_step(tokens, logs["loss"], logs["grad_norm"])
+            if "grad_norm" in logs:  # else it is the summary of the whole run
+                tokens = logs["completions/mean_length"] * samples
+                pace.after_step(tokens, logs["loss"], logs["grad_norm"])
 
     sys.path.insert(0, str(folder))
     from reward import lottery
@@ -93,7 +94,7 @@ def trl(request: dict[str, Any], pace: Pace) -> None:
             bf16=False,
             gradient_checkpointing=False,
             model_init_kwargs={"dtype": "float32"},
-            max_steps=STEPS,
+            max_steps=request["steps"],
             per_device_train_batch_size=samples,
             num_generations=shape["group"],
             max_completion_length=shape["new"],

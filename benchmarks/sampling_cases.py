@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..rollout import SamplingParams
-from ..sampler import GroupSampler
+from ..sampler import PAGE, GroupSampler
 from . import models
 from .harness import Case, Expected, Provider, Step
 from .sampling_problem import MOST_LIKELY, UNFILTERED, Problem, batched, repeated
@@ -61,7 +61,10 @@ def generate(shape: "Shape", device: torch.device) -> list[Case]:
 
 
 def kv(shape: "Shape", device: torch.device) -> list[Case]:
-    """Bytes of keys and values at most, against prompts held once and against repeated prompts."""
+    """Bytes of keys and values at most, against prompts held once and against repeated prompts.
+
+    The gate: prompts held once and a suffix for every slot, each rounded up to pages, and no more.
+    """
     providers = [
         Provider(f"ours-{slots}-slots", partial(_kv, slots), untimed="bytes are counted")
         for slots in KV_SLOTS
@@ -165,12 +168,14 @@ def _kv(slots: int, problem: Problem) -> Step:
     live = min(shape.prompts, -(-slots // shape.group))
     once = per_token * (live * shape.prompt + slots * shape.new)
     again = per_token * shape.group * (shape.prompt + shape.new)
+    pages = live * -(-shape.prompt // PAGE) + slots * -(-shape.new // PAGE)
 
     def step() -> dict[str, Tensor]:
         outputs, stats = _greedily(problem, [shape.new] * shape.group, slots)
         peak = torch.tensor(float(stats["kv_bytes_peak"]))
         figures = {"kv_mib": peak / 2**20, "of_prompt_once": peak / once}
-        return outputs | figures | {"of_repeated": peak / again}
+        beyond = (peak / (per_token * PAGE) - pages).clamp(min=0)
+        return outputs | figures | {"of_repeated": peak / again, "pages_beyond": beyond}
 
     return step
 

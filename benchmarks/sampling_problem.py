@@ -49,8 +49,12 @@ class Problem:
         return torch.cat(rows)
 
     def expected(self, tokens: Tensor, samples: int) -> dict[str, Expected]:
-        """`tokens`: the greedy ones of all samples; none of the samples lacks any."""
+        """`tokens`: the greedy ones of all samples; none of the samples lacks any.
+
+        pages_beyond: of keys and values, those that the formula of group sampling does not allow.
+        """
         return {
+            "pages_beyond": Expected(torch.zeros((), dtype=torch.float64), 0.0),
             "tokens": Expected(tokens.double(), 0.0),
             "missing": Expected(torch.zeros(samples, dtype=torch.float64), 0.0),
             "logp_gap": Expected(
@@ -94,9 +98,14 @@ def batched(problem: Problem, group: int, **sampling: object) -> Tensor:
         eos_token_id=-1,
         pad_token_id=models.PAD,
     )
-    # As many pages as all samples need; left to itself it fills most of the memory with them.
+    # What all samples need at most; left to itself it takes most of the memory for pages, and a
+    # mask of the square of 8192 tokens.
     pages = -(-(shape.prompt + shape.new) // PAGE) * shape.prompts * group
-    paging = ContinuousBatchingConfig(page_size=PAGE, num_blocks=pages + shape.prompts)
+    paging = ContinuousBatchingConfig(
+        page_size=PAGE,
+        num_blocks=pages + shape.prompts,
+        max_batch_tokens=shape.prompts * max(shape.prompt, group),
+    )
     outputs = problem.paged_model.generate_batch(
         problem.prompts, generation_config=config, continuous_batching_config=paging
     )

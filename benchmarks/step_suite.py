@@ -18,6 +18,7 @@ from .harness import Case, Expected, Provider, Step
 from .worker import Worker
 
 TASKS = 64
+STEPS = 1_000_000  # more than are ever asked for
 # No length in it: the same text is paid the same in both loops.
 REWARD = """
 from zlib import crc32
@@ -51,17 +52,14 @@ SHAPES = {
 
 
 class Problem:
-    """The folder that both loops start from: `model`, data.jsonl and reward.py."""
+    """The folder that both loops start from, and one of the small shape that loads their code."""
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
         self.shape, self.device = shape, device
         self._folder = TemporaryDirectory(prefix="grpo-bench-")
-        self.folder = Path(self._folder.name)
-        models.save_folder(shape.model, self.folder / "model")
-        prompts = models.random_prompts(shape.model, TASKS, shape.prompt)
-        rows = [json.dumps({"prompt": models.text_of(ids)}) for ids in prompts]
-        (self.folder / "data.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
-        (self.folder / "reward.py").write_text(REWARD, encoding="utf-8")
+        self.folder, self.warm_up = Path(self._folder.name, "run"), Path(self._folder.name, "first")
+        _write(shape, self.folder)
+        _write(SHAPES["small"], self.warm_up)
 
     def expected(self) -> dict[str, Expected]:
         """Completion tokens that a step trains on; loss and gradient norm are finite."""
@@ -71,6 +69,15 @@ class Problem:
             "tokens": Expected(tokens.double(), 1e-6 * float(tokens)),
             "finite": Expected(torch.ones((), dtype=torch.float64), 0.0),
         }
+
+
+def _write(shape: Shape, folder: Path) -> None:
+    """What a loop starts from: `model`, data.jsonl and reward.py."""
+    models.save_folder(shape.model, folder / "model")
+    prompts = models.random_prompts(shape.model, TASKS, shape.prompt)
+    rows = [json.dumps({"prompt": models.text_of(ids)}) for ids in prompts]
+    (folder / "data.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (folder / "reward.py").write_text(REWARD, encoding="utf-8")
 
 
 def cases(shape: Shape, device: torch.device, quick: bool = False) -> list[Case]:
@@ -95,11 +102,14 @@ def cases(shape: Shape, device: torch.device, quick: bool = False) -> list[Case]
 
 
 def _loop(name: str, problem: Problem) -> Step:
+    runs = (problem.warm_up, SHAPES["small"], 1), (problem.folder, problem.shape, STEPS)
     return Worker(
         {
             "loop": name,
-            "folder": str(problem.folder),
-            "shape": asdict(problem.shape),
+            "runs": [
+                {"folder": str(folder), "shape": asdict(shape), "steps": steps}
+                for folder, shape, steps in runs
+            ],
             "device": problem.device.type,
             "threads": torch.get_num_threads(),
         }

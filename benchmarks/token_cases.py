@@ -10,6 +10,7 @@ from torch import Tensor
 from .. import ops
 from . import machine
 from .harness import Case, Expected, Provider, Step
+from .ours import implementations
 
 if TYPE_CHECKING:
     from .sampler_suite import Shape
@@ -67,7 +68,10 @@ def _case(name: str, shape: "Shape", device: torch.device, nbytes: int) -> Case:
         inputs=problem,
         expected=lambda: problem().expected(),
         providers=(
-            Provider("ours", _ours, check=_check_ours),
+            *(
+                Provider(f"ours-{i}", partial(_ours, i), check=partial(_check_ours, i), **limits)
+                for i, limits in implementations(device).items()
+            ),
             Provider("transformers", _warpers, check=_check_warpers),
         ),
         work=nbytes,
@@ -76,17 +80,17 @@ def _case(name: str, shape: "Shape", device: torch.device, nbytes: int) -> Case:
     )
 
 
-def _draw(problem: Problem) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
+def _draw(impl: str, problem: Problem) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
     column = partial(torch.full, (problem.rows,), device=problem.device)
     filters = {name: column(value) for name, value in problem.filters.items()}
     return lambda uniform: ops.sample_tokens(
-        problem.logits, uniform, column(TEMPERATURE), **filters
+        problem.logits, uniform, column(TEMPERATURE), **filters, impl=impl
     )
 
 
-def _ours(problem: Problem) -> Step:
+def _ours(impl: str, problem: Problem) -> Step:
     """With the log-probs of the tokens, which the others do not give."""
-    draw = _draw(problem)
+    draw = _draw(impl, problem)
 
     def step() -> dict[str, Tensor]:
         draw(torch.rand(problem.rows, dtype=torch.float64, device=problem.device))
@@ -95,9 +99,9 @@ def _ours(problem: Problem) -> Step:
     return step
 
 
-def _check_ours(problem: Problem) -> Step:
+def _check_ours(impl: str, problem: Problem) -> Step:
     """At given random numbers: each must lie where its token stands in the distribution."""
-    draw = _draw(problem)
+    draw = _draw(impl, problem)
 
     def step() -> dict[str, Tensor]:
         tokens, _, logp = (x.cpu() for x in draw(problem.uniform.to(problem.device)))

@@ -27,10 +27,12 @@ class Worker:
     """
 
     def __init__(self, request: dict[str, Any]) -> None:
-        """request: loop (of loops.LOOPS), folder, shape, device and threads.
+        """request: loop (of loops.LOOPS), runs, device and threads.
 
-        Returns when the loop stands before its first step. Raises ModuleNotFoundError where the
-        loop's package is missing, RuntimeError where it fails.
+        runs: folder, shape and steps of each; all but the last go on to their end and only load
+        the code of a step, which is not its memory. Returns when the last stands before its first
+        step. Raises ModuleNotFoundError where the loop's package is missing, RuntimeError where
+        it fails.
         """
         self.peak_mem_mib: float | None = None
         self.note = ""
@@ -105,6 +107,16 @@ class Pace:
         print(json.dumps(answer), file=self.answers, flush=True)
 
 
+class Unpaced:
+    """In place of a Pace: the loop runs to its end."""
+
+    def before_step(self) -> None:
+        """Nothing is waited for."""
+
+    def after_step(self, tokens: float, *finite: float) -> None:
+        """Nobody asks."""
+
+
 def _end(process: subprocess.Popen) -> None:
     process.stdin.close()
     process.stdout.close()
@@ -122,9 +134,12 @@ def main(request: dict[str, Any]) -> None:
     from .loops import LOOPS
 
     torch.set_num_threads(request["threads"])
-    pace = Pace(sys.stdin, answers, torch.device(request["device"]))
+    loop = LOOPS[request["loop"]]
+    *before, measured = ({"device": request["device"]} | run for run in request["runs"])
     try:
-        LOOPS[request["loop"]](request, pace)
+        for run in before:
+            loop(run, Unpaced())
+        loop(measured, Pace(sys.stdin, answers, torch.device(request["device"])))
     except ModuleNotFoundError as error:
         print(json.dumps({"missing": error.name}), file=answers, flush=True)
 

@@ -43,23 +43,23 @@ def test_the_truncated_distribution_is_that_of_a_loop_over_words(top_p, top_k):
 
 
 @pytest.mark.parametrize("name", ["token-top-p", "token-temperature", "token-top-k"])
-@pytest.mark.parametrize("provider", ["ours", "transformers"])
+@pytest.mark.parametrize("provider", ["ours-cpp", "ours-torch", "transformers"])
 def test_drawing_as_it_is_passes_its_gate(name, provider):
     row = gate(token_case(name), provider)
     assert row.status == "ok", row.note
     assert max(row.errors.values()) < 1e-5
 
 
-def unfiltered(draw: Callable, logits: Tensor, uniform: Tensor, t: Tensor, **filters: Tensor):
-    return draw(logits, uniform, t)
+def unfiltered(draw: Callable, logits: Tensor, uniform: Tensor, t: Tensor, **filters: object):
+    return draw(logits, uniform, t, impl=filters["impl"])
 
 
-def untempered(draw: Callable, logits: Tensor, uniform: Tensor, t: Tensor, **filters: Tensor):
+def untempered(draw: Callable, logits: Tensor, uniform: Tensor, t: Tensor, **filters: object):
     return draw(logits, uniform, torch.ones_like(t), **filters)
 
 
-def neighbour(draw: Callable, logits: Tensor, uniform: Tensor, t: Tensor, **filters: Tensor):
-    tokens, logp, processed = draw(logits, uniform, t, **filters)
+def neighbour(draw: Callable, logits: Tensor, uniform: Tensor, t: Tensor, **filters: object):
+    tokens, logp, _ = draw(logits, uniform, t, **filters)
     order = logits.argsort(-1, descending=True)
     place = (order == tokens[:, None]).int().argmax(-1)
     other = order.gather(-1, torch.where(place == 0, 1, place - 1)[:, None]).squeeze(-1)
@@ -79,7 +79,7 @@ def neighbour(draw: Callable, logits: Tensor, uniform: Tensor, t: Tensor, **filt
 def test_a_wrong_draw_is_named(monkeypatch, name, wrong, output):
     draw = ops.sample_tokens
     monkeypatch.setattr(ops, "sample_tokens", lambda *a, **k: wrong(draw, *a, **k))
-    row = gate(token_case(name), "ours")
+    row = gate(token_case(name), "ours-cpp")
     assert row.status == "wrong" and f"{output} is off by" in row.note
     others = {"logp_gap", "draw_gap"} - {output}
     assert wrong is not neighbour or all(row.errors[o] < 1e-3 for o in others)
