@@ -82,6 +82,12 @@ SHAPES = {
         Shape("prompt-once", "4m", prompts=1, prompt=1024, group=8, new=256),
         Shape("prompt-once", "135m-4", prompts=1, prompt=1024, group=8, new=256),
     ),
+    # A part of the minutes of benchmarks/device.py.
+    "device": (
+        _SMALL_GENERATE,
+        _TOKEN,
+        Shape("prompt-once", "135m-4", prompts=1, prompt=1024, group=8, new=256),
+    ),
     "cuda": (
         _generate_135m("bfloat16", prompts=8, prompt=512, new=128),
         _KV,
