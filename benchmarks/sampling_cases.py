@@ -144,6 +144,9 @@ def _check_ours(exact: bool, problem: Problem) -> Step:
 
 
 def _peer(route: Route, problem: Problem) -> Step:
+    if route is batched:
+        _ = problem.paged_model  # copied here, so that it is no part of a call's memory
+
     def step() -> dict[str, Tensor]:
         route(problem, problem.shape.group, **UNFILTERED)
         return {}
