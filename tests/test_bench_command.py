@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench_fakes import fake_case
 from grpo_engine.benchmarks import head_suite, loss_suite, machine, memory, report, run
 from grpo_engine.benchmarks.bare import bare_gemms
 from grpo_engine.benchmarks.harness import Case, Expected, Provider, Row, Timer
@@ -278,41 +277,3 @@ def test_the_table_shows_numbers_and_says_what_has_none(capsys):
     (row,) = [line.split() for line in lines if line.startswith("ours ")]
     assert row == ["ours", "0.5", "1", "123.4", "2,048", "3.25", "50%", "1"]
     assert lines[-2:] == ["  ours: ok; loss 1.2e-07", "  peer: not installed; no package peer"]
-
-
-def test_what_is_counted_has_figures_and_no_table(capsys, tmp_path):
-    note = "bytes are counted"
-    counted = Row("s", "c", "ours", {"n": 3}, "checked, not timed", note, {"tokens": 0.0},
-                  {"kv_mib": 1234.5, "of_repeated": 0.25})  # fmt: skip
-    described = machine.describe(CPU, small=True, commit="abc")
-    report.show(described, [counted])
-    lines = capsys.readouterr().out.splitlines()
-    found = "tokens 0; kv_mib 1,234 of_repeated 0.25; bytes are counted"
-    assert lines[-1] == f"  ours: checked, not timed; {found}"
-    assert not any(line.startswith("provider") for line in lines)
-    report.write(tmp_path, "s", described, [counted])
-    with open(tmp_path / "s.csv", newline="") as file:
-        (line,) = csv.DictReader(file)
-    assert line["figures"] == "kv_mib 1,234 of_repeated 0.25"
-    (row,) = json.loads((tmp_path / "s.json").read_text())["rows"]
-    assert row["figures"] == {"kv_mib": 1234.5, "of_repeated": 0.25}
-
-
-def test_a_suite_may_have_several_shapes_and_quicker_ones(monkeypatch, tmp_path):
-    seen = []
-
-    def cases(shape: object, device: torch.device, quick: bool) -> list[Case]:
-        seen.append((shape, quick))
-        return [fake_case()]
-
-    monkeypatch.setattr(head_suite, "cases", cases)
-    monkeypatch.setattr(head_suite, "SHAPES", {"full": ("a", "b"), "quick": ("c",), "small": "d"})
-    monkeypatch.setattr(machine, "describe", lambda *_: MACHINE)
-    monkeypatch.setattr(report, "write", lambda *_: [])
-    for changes in ({}, {"quick": True}, {"quick": True, "shapes": "small"}):
-        run.run(run.BenchConfig(suite="head", out=tmp_path, device="cpu", **changes))
-    assert seen == [("a", False), ("b", False), ("c", True), ("d", True)]
-
-
-MACHINE = {"device_name": "", "threads": 1, "commit": "", "packages": {}, "copy_gb_s": 1.0,
-           "gemm_gflop_s": {}}  # fmt: skip
