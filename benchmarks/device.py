@@ -36,7 +36,7 @@ from . import (
 )
 from .harness import LEFT_OUT, Case, Provider, Row, Step, Timer, admit, run_case
 from .run import faults
-from .suites import SUITES
+from .suites import SUITES, shapes_of
 
 SECONDS, DRY_SECONDS = 330.0, 3600.0  # of six minutes; the interpreter may take its time
 GRACE_S = 10.0  # a section ends by itself this long before it is killed
@@ -47,12 +47,12 @@ CHECKS = {
     "check-grouped": checks_grouped,
     "check-sample": checks_sample,
 }
-BENCHES = {"bench-loss": "loss", "bench-head": "head"}
+BENCHES = {"bench-loss": "loss", "bench-head": "head", "bench-sampler": "sampler"}
 # The loss as on a CPU too: there a launch costs more than the work.
-SHAPES = {"bench-loss": ("cuda", "full"), "bench-head": ("cuda",)}
+SHAPES = {"bench-loss": ("cuda", "full"), "bench-head": ("cuda",), "bench-sampler": ("device",)}
 # Stages in turn, with their share of the time; what one leaves goes to the next. Checks are not
 # timed, so they run side by side.
-STAGES = ((tuple(CHECKS), 4), (("bench-loss",), 3), (("bench-head",), 3))
+STAGES = ((tuple(CHECKS), 4), (("bench-loss",), 3), (("bench-head",), 3), (("bench-sampler",), 2))
 
 Section = dict[str, Any]  # status, seconds, rows, machine
 
@@ -187,7 +187,9 @@ def _rows(name: str, device: torch.device, deadline: float, dry_run: bool) -> It
     else:
         suite = SUITES[BENCHES[name]]
         shapes = ("small",) if dry_run else SHAPES[name]
-        cases = [case for s in shapes for case in suite.cases(suite.SHAPES[s], device)]
+        cases = [
+            case for s in shapes for x in shapes_of(suite, s) for case in suite.cases(x, device)
+        ]
         slice_s = 0.0 if dry_run else 0.02
         timer = Timer.on(device, rounds=7, slice_s=slice_s, deadline=deadline)
     peak = _no_peak if dry_run else memory.cuda_peak

@@ -5,7 +5,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class Provider:
     floor: it leaves out a part of the work (a bare GEMM, say); its outputs are not checked.
     share: of the case's bytes or FLOP, what it does; 0: it has no rate.
     compiles: its first call at a shape compiles, and that is not its memory.
+    check: what the gate builds and runs instead where a step draws at random: the same code, but
+    with outputs that have a truth.
     unavailable, left_out, untimed: why it can't run, is not run, or is only checked.
     """
 
@@ -40,6 +42,7 @@ class Provider:
     floor: bool = False
     share: float = 1.0
     compiles: bool = False
+    check: Callable[[Any], Step] | None = None
     unavailable: str = ""
     left_out: str = ""
     untimed: str = ""
@@ -71,8 +74,11 @@ class Expected:
 class Case:
     """One comparison: the same inputs and the same work for every provider.
 
-    inputs, expected: called once. work: bytes or FLOP that the case needs at least; rate_unit: GB/s
-    or GFLOP/s; machine_rate: this machine's own rate in that unit. A case of checks has none.
+    inputs, expected: called once. work: bytes, FLOP or tokens that the case needs at least;
+    rate_unit: GB/s, GFLOP/s or tokens/s, which is `rate_scale` of them a second; machine_rate: this
+    machine's own rate in that unit. A case of checks has none.
+    figures: outputs of the gate that are no results to be checked but numbers to be noted.
+    most_rounds: where a call takes minutes. peak_memory: of providers that have own processes.
     """
 
     suite: str
@@ -84,7 +90,11 @@ class Case:
     providers: tuple[Provider, ...]
     work: float = 0.0
     rate_unit: str = ""
+    rate_scale: float = 1e9
     machine_rate: Callable[[], float] = lambda: math.inf
+    figures: tuple[str, ...] = ()
+    most_rounds: int | None = None
+    peak_memory: "PeakMemory | None" = None
 
 
 @dataclass
@@ -98,6 +108,7 @@ class Row:
     status: str = OK
     note: str = ""
     errors: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
     rounds: int = 0
     p20_ms: float | None = None
     p50_ms: float | None = None
@@ -130,7 +141,7 @@ class Timer:
         return Timer(**settings)
 
     def rounds_ms(self, steps: Mapping[str, Step]) -> dict[str, list[float]]:
-        """Milliseconds a call, one number a round, by name; the steps have run once before."""
+        """Milliseconds a call, one a round, by name; finding the calls of a slice warms up."""
         calls = {name: self._calls(step) for name, step in steps.items()}
         samples: dict[str, list[float]] = {name: [] for name in steps}
         names = list(steps)
@@ -191,6 +202,8 @@ def run_case(case: Case, timer: Timer, peak_memory: PeakMemory) -> list[Row]:
     if not steps:
         return rows
     machine_rate = case.machine_rate()
+    peak_memory = case.peak_memory or peak_memory
+    timer = replace(timer, rounds=min(timer.rounds, case.most_rounds or timer.rounds))
     samples = timer.rounds_ms(steps)
     first = None
     for provider, row in zip(case.providers, rows, strict=True):
@@ -201,8 +214,9 @@ def run_case(case: Case, timer: Timer, peak_memory: PeakMemory) -> list[Row]:
         first = row.p50_ms if first is None else first
         row.ratio = row.p50_ms / first if first > 0 else None
         if provider.share and row.p50_ms > 0:
-            row.rate = provider.share * case.work / (row.p50_ms * 1e6)
-            row.rate_unit, row.of_machine = case.rate_unit, row.rate / machine_rate
+            row.rate = provider.share * case.work / (row.p50_ms / 1000) / case.rate_scale
+            row.rate_unit = case.rate_unit
+            row.of_machine = row.rate / machine_rate if math.isfinite(machine_rate) else None
         if row.rounds < timer.rounds:
             row.note = f"{row.rounds} of {timer.rounds} rounds: out of time"
         row.peak_mem_mib, note = peak_memory(case, provider, steps[provider.name])
@@ -221,10 +235,11 @@ def admit(
         return row, None
     try:
         step = provider.build(inputs)
-        outputs = step()
+        outputs = dict(provider.check(inputs)() if provider.check else step())
         if provider.floor:
             row.status = FLOOR
             return row, step
+        row.figures = {n: float(outputs.pop(n)) for n in case.figures if n in outputs}
         row.errors = {name: expected[name].error(x) for name, x in outputs.items()}
     except Exception as error:
         row.status, row.note = _why(error)

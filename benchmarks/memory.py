@@ -75,9 +75,18 @@ def cuda_peak(case: Case, provider: Provider, step: Step) -> tuple[float | None,
 
 def cpu_peak(step: Callable[[], Any]) -> tuple[float | None, str]:
     """The rise of this process's resident memory while `step` runs, from Linux's own high mark."""
+    risen, note = cpu_mark()
+    result = step()
+    mib = risen()
+    del result
+    return mib, note
+
+
+def cpu_mark() -> tuple[Callable[[], float | None], str]:
+    """Resets the high mark; -> what says by how many MiB it rose above the present size, a note."""
     gc.collect()
     if not Path("/proc/self/status").exists():
-        return None, "this system has no /proc/self/status"
+        return lambda: None, "this system has no /proc/self/status"
     ctypes.CDLL(None).malloc_trim(0)
     note = ""
     try:
@@ -85,10 +94,7 @@ def cpu_peak(step: Callable[[], Any]) -> tuple[float | None, str]:
     except OSError:
         note = "memory is an upper bound: the high mark can't be reset here"
     before = _status_kib("VmRSS")
-    result = step()
-    peak = _status_kib("VmHWM")
-    del result
-    return (peak - before) / 1024, note
+    return lambda: (_status_kib("VmHWM") - before) / 1024, note
 
 
 def _status_kib(key: str) -> int:
@@ -98,22 +104,22 @@ def _status_kib(key: str) -> int:
 
 def main(request: dict[str, Any]) -> None:
     """One provider of one case: a call at a tiny shape loads its code, the next is measured."""
-    from .suites import SUITES
+    from .suites import SUITES, shapes_of
 
     torch.set_num_threads(request["threads"])
     suite = SUITES[request["suite"]]
-    shape = suite.Shape(**request["shape"])
+    small, shape = shapes_of(suite, "small"), suite.Shape(**request["shape"])
     device = torch.device("cpu")
 
-    def prepare(shape: Any) -> tuple[Provider, Step]:
-        cases = {case.name: case for case in suite.cases(shape, device)}
+    def prepare(*shapes: Any) -> tuple[Provider, Step]:
+        cases = {case.name: case for shape in shapes for case in suite.cases(shape, device)}
         case = cases[request["case"]]
         provider = next(p for p in case.providers if p.name == request["provider"])
         return provider, provider.build(case.inputs())
 
-    provider, step = prepare(suite.SHAPES["small"])
+    provider, step = prepare(*small)
     step()
-    if shape != suite.SHAPES["small"]:
+    if shape not in small:
         provider, step = prepare(shape)
     if provider.compiles:
         step()

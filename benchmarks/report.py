@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from itertools import groupby
 from pathlib import Path
@@ -40,6 +40,7 @@ def write(out: Path, name: str, machine: Mapping[str, Any], rows: list[Row]) -> 
                 **asdict(row),
                 "shape": _pairs(row.shape),
                 "errors": _pairs(row.errors),
+                "figures": _pairs(row.figures, _figures),
             }
             writer.writerow(flat | same)
     return paths
@@ -75,9 +76,11 @@ def show(machine: Mapping[str, Any], rows: list[Row]) -> None:
         for row in timed:
             table.add_row(row.provider, *_cells(row))
         console.print(f"\n{suite} {case}: {shape}", markup=False, soft_wrap=True)
-        console.print(table)
+        if timed:
+            console.print(table)
         for row in members:
-            found = "; ".join(filter(None, (row.status, _pairs(row.errors), row.note)))
+            parts = row.status, _pairs(row.errors), _pairs(row.figures, _figures), row.note
+            found = "; ".join(filter(None, parts))
             console.print(f"  {row.provider}: {found}", markup=False, soft_wrap=True)
 
 
@@ -98,9 +101,9 @@ def _figures(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _pairs(values: Mapping[str, Any]) -> str:
+def _pairs(values: Mapping[str, Any], show: Callable[[float], str] = "{:.2g}".format) -> str:
     return " ".join(
-        f"{name} {value:.2g}" if isinstance(value, float) else f"{name}={value}"
+        f"{name} {show(value)}" if isinstance(value, float) else f"{name}={value}"
         for name, value in values.items()
     )
 

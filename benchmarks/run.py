@@ -1,6 +1,7 @@
 """`grpo bench`: the suites one after the other, each written down when it is done."""
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from ..errors import UserError
 from . import machine, memory, report
 from .harness import FAILED, WRONG, Row, Timer, run_case
-from .suites import SUITES
+from .suites import SUITES, shapes_of
 
 LEAST_ROUNDS = 7
 SHAPE_FIELDS = {"loss": ("samples", "length"), "head": ("tokens", "hidden", "vocab")}
@@ -32,7 +33,7 @@ class BenchConfig:
     threads: int | None = None
     rounds: int = 9
     quick: bool = False
-    """leaves out what holds all logits"""
+    """leaves out what holds all logits and takes the suites' quick shapes, where they have some"""
 
 
 def run(config: BenchConfig) -> list[Row]:
@@ -43,7 +44,7 @@ def run(config: BenchConfig) -> list[Row]:
         raise UserError(f"--rounds must be at least {LEAST_ROUNDS}; given {config.rounds}")
     device = _device(config.device)
     names = list(SUITES) if config.suite == "all" else [config.suite]
-    shapes = {name: _shape(name, config, device) for name in names}
+    shapes = {name: _shapes(name, config, device) for name in names}
     report.prepare(config.out)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -55,7 +56,8 @@ def run(config: BenchConfig) -> list[Row]:
     found = []
     for name in names:
         rows = []
-        for case in SUITES[name].cases(shapes[name], device, config.quick):
+        cases = (SUITES[name].cases(shape, device, config.quick) for shape in shapes[name])
+        for case in chain.from_iterable(cases):
             print(f"{name} {case.name}: {len(case.providers)} providers", flush=True)
             rows += run_case(case, timer, peak)
             paths = report.write(config.out, name, described, rows)
@@ -81,12 +83,16 @@ def _device(name: str | None) -> torch.device:
     return torch.device(name or ("cuda" if available else "cpu"))
 
 
-def _shape(suite: str, config: BenchConfig, device: torch.device) -> Any:
-    on_cuda = config.shapes == "full" and device.type == "cuda"
-    shape = SUITES[suite].SHAPES["cuda" if on_cuda else config.shapes]
-    text = config.loss_shape if suite == "loss" else config.head_shape
+def _shapes(suite: str, config: BenchConfig, device: torch.device) -> tuple[Any, ...]:
+    name = config.shapes
+    if name == "full" and device.type == "cuda":
+        name = "cuda"
+    elif name == "full" and config.quick and "quick" in SUITES[suite].SHAPES:
+        name = "quick"
+    shapes = shapes_of(SUITES[suite], name)
+    text = {"loss": config.loss_shape, "head": config.head_shape}.get(suite)
     if text is None:
-        return shape
+        return shapes
     names = SHAPE_FIELDS[suite]
     parts = text.split("x")
     if len(parts) != len(names) or not all(part.isdigit() and int(part) for part in parts):
@@ -94,6 +100,6 @@ def _shape(suite: str, config: BenchConfig, device: torch.device) -> Any:
             f"--{suite}-shape must be {'x'.join(map(str.upper, names))}; given {text!r}"
         )
     try:
-        return replace(shape, **dict(zip(names, map(int, parts), strict=True)))
+        return (replace(shapes[0], **dict(zip(names, map(int, parts), strict=True))),)
     except ValueError as error:
         raise UserError(f"--{suite}-shape {text}: {error}") from error

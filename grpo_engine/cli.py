@@ -18,7 +18,7 @@ USAGE = """usage: grpo COMMAND ...
   grpo train run.yaml [--resume] [--group.key value ...]   train; grpo train --help lists the keys
   grpo sample RUN PROMPT [-n 4]                             answers of a trained run
   grpo export RUN OUT [--step 20] [--merge]                 its adapter or model as a folder
-  grpo bench [--suite loss|head|all] [--quick]              the kernels against others, here
+  grpo bench [--suite loss|head|sampler|step|all]           ours against others, here
 """
 
 
@@ -135,7 +135,7 @@ def bench(args: list[str]) -> int:
         prog="grpo bench",
         description="Time and memory of the kernels against others; what is wrong is not timed.",
     )
-    parser.add_argument("--suite", default="all", help="loss, head or all (default)")
+    parser.add_argument("--suite", default="all", help="loss, head, sampler, step or all (default)")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/bench"), help="default: runs/bench; overwritten"
     )
@@ -146,7 +146,9 @@ def bench(args: list[str]) -> int:
     parser.add_argument(
         "--shapes", choices=("full", "small"), default="full", help="small: does everything run?"
     )
-    parser.add_argument("--quick", action="store_true", help="without what holds all logits")
+    parser.add_argument(
+        "--quick", action="store_true", help="without what holds all logits; smaller models sampled"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     parser.add_argument("--threads", type=_positive, help="of the CPU (default: torch's choice)")
     parser.add_argument("--rounds", type=_positive, default=9, help="at least 7 (default: 9)")

@@ -98,6 +98,8 @@ class SamplingConfig:
     """of a completion; TRL's default"""
     stop: list[str] = field(default_factory=list)
     """strings that end a completion"""
+    ignore_eos: bool = False
+    """every completion is of max_tokens, whatever it says: for measurements"""
 
 
 @dataclass(frozen=True)

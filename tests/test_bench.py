@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bench_fakes import CPU, ONE, FakeTime, fake_case, no_memory
 from grpo_engine import UserError
 from grpo_engine.benchmarks import head_suite, loss_suite, ours
 from grpo_engine.benchmarks.harness import (
@@ -20,50 +21,6 @@ from grpo_engine.benchmarks.harness import (
     run_case,
 )
 from grpo_engine.errors import require
-
-CPU = torch.device("cpu")
-ONE = torch.ones(1, dtype=torch.float64)
-
-
-class FakeTime:
-    """A clock that moves only when a step says so; it writes down who ran."""
-
-    def __init__(self) -> None:
-        self.seconds, self.ran = 0.0, []
-
-    def step(self, name: str, *durations_ms: float) -> Callable[[], dict[str, torch.Tensor]]:
-        """A step of these durations in turn, the last of them from then on."""
-        left = list(durations_ms)
-
-        def run() -> dict[str, torch.Tensor]:
-            self.ran.append(name)
-            self.seconds += (left.pop(0) if len(left) > 1 else left[0]) / 1000
-            return {"x": ONE}
-
-        return run
-
-    def timer(self, **settings: float) -> Timer:
-        return Timer(slice_s=0.0, now=lambda: self.seconds, **settings)
-
-
-def fake_case(*providers: Provider, **changes: object) -> Case:
-    case = Case(
-        suite="fake",
-        name="case",
-        shape={"n": 1},
-        device=CPU,
-        inputs=lambda: None,
-        expected=lambda: {"x": Expected(ONE, 1e-6)},
-        providers=providers,
-        work=8e6,
-        rate_unit="GB/s",
-        machine_rate=lambda: 4.0,
-    )
-    return replace(case, **changes)
-
-
-def no_memory(case: Case, provider: Provider, step: object) -> tuple[None, str]:
-    return None, ""
 
 
 def real_case(suite: object, name: str, provider: str) -> tuple[Case, Callable]:
@@ -285,3 +242,46 @@ def test_quick_leaves_out_what_holds_all_logits():
         return {p.name for case in cases for p in case.providers if p.left_out}
 
     assert left_out(True) == {"eager", "ours-torch", "ours-torch-loss"} and not left_out(False)
+
+
+def test_the_gate_runs_the_check_and_the_clock_the_step():
+    time = FakeTime()
+    drawn = time.step("step", 2)
+    right, wrong = (lambda inputs, x=x: lambda: {"x": x} for x in (ONE, ONE + 1))
+    providers = (
+        Provider("right", lambda inputs: drawn, check=right),
+        Provider("wrong", lambda inputs: drawn, check=wrong),
+    )
+    good, off = run_case(fake_case(*providers), time.timer(rounds=3), no_memory)
+    assert (good.status, good.p50_ms, good.rounds) == ("ok", 2.0, 3)
+    assert (off.status, off.p50_ms) == ("wrong", None)
+    assert len(time.ran) == 1 + 3  # calibration and rounds of the one that is right
+
+
+def test_figures_are_noted_and_not_checked():
+    outputs = {"x": ONE, "size": torch.tensor(12.5)}
+    provider = Provider("a", lambda inputs: lambda: dict(outputs), untimed="counted")
+    case = fake_case(provider, figures=("size", "of_other"))
+    (row,) = run_case(case, Timer(), no_memory)
+    assert (row.status, row.figures, row.errors) == ("checked, not timed", {"size": 12.5}, {"x": 0})
+    outputs["x"] = ONE + 1
+    (row,) = run_case(case, Timer(), no_memory)
+    assert (row.status, row.figures) == ("wrong", {"size": 12.5})
+
+
+def test_a_case_may_bring_its_unit_its_rounds_and_its_memory():
+    time = FakeTime()
+    case = fake_case(
+        Provider("a", lambda inputs: time.step("a", 500)),
+        work=64,
+        rate_unit="tokens/s",
+        rate_scale=1.0,
+        machine_rate=lambda: math.inf,
+        most_rounds=2,
+        peak_memory=lambda case, provider, step: (7.0, "of its own"),
+    )
+    (row,) = run_case(case, time.timer(rounds=9), no_memory)
+    assert (row.rate, row.rate_unit, row.of_machine) == (128.0, "tokens/s", None)
+    assert (row.rounds, row.peak_mem_mib, row.note) == (2, 7.0, "of its own")
+    (row,) = run_case(replace(case, most_rounds=20), time.timer(rounds=3), no_memory)
+    assert row.rounds == 3  # as many as were asked for, at most

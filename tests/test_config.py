@@ -39,7 +39,7 @@ EVERYTHING = RunConfig(
     data=DataConfig("d.parquet", "question", "gold", "e.jsonl", 5, True, "Be brief."),
     rewards=[RewardConfig("exact", 0.25), RewardConfig("my.py:shape", -1.0)],
     lora=LoraConfig(4, 12, ["q_proj", "v_proj"], 0.1, "an/adapter"),
-    sampling=SamplingConfig(3, 0.7, 0.9, 20, 0.05, 1.1, 31, ["\n\n", "null", "42"]),
+    sampling=SamplingConfig(3, 0.7, 0.9, 20, 0.05, 1.1, 31, ["\n\n", "null", "42"], True),
     groups=GroupsConfig("drop"),
     loss=GRPOOptions(
         *("bnpo", "sequence", 0.1, 0.28, 3.0, 1e-3, "k1", True, "loo", "batch", 1, 1e-6, 0.01),
