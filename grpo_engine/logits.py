@@ -1,12 +1,10 @@
 """Float32 logits from hidden states, step after step: what tokens are drawn from."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn import functional
 
+from . import _C, cpu_layers
 from .forward import Head
 
 
@@ -23,6 +21,8 @@ class LogitHead:
         # The CPU has no GEMM from half precision to float32; there a float32 copy serves a call.
         self._on_cpu = head.weight.device.type == "cpu"
         self._weight = head.weight.float() if self._on_cpu else head.weight
+        # Both factors came from bfloat16, so its units multiply them without a rounding.
+        self._exact_in_bfloat16 = head.weight.dtype == torch.bfloat16 and _C.has_bfloat16_units()
         self._bias = None if head.bias is None else head.bias.float()
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -32,24 +32,21 @@ class LogitHead:
             logits = torch.mm(hidden.to(head.weight.dtype), self._weight.T, out_dtype=torch.float32)
             logits = logits if self._bias is None else logits + self._bias
         else:
-            exact = head.weight.dtype == hidden.dtype == torch.bfloat16
-            with _bfloat16_products(exact):
-                logits = linear(hidden.to(self._weight.dtype), self._weight, self._bias)
+            logits = self._float_products(hidden.to(self._weight.dtype))
         if head.logit_scale != 1:
             logits = logits * head.logit_scale
         if head.softcap is not None:
             logits = head.softcap * torch.tanh(logits / head.softcap)
         return logits
 
-
-@contextmanager
-def _bfloat16_products(exact: bool) -> Iterator[None]:
-    """float32 GEMMs by bfloat16 units, which is exact where both factors came from bfloat16."""
-    matmul = torch.backends.mkldnn.matmul
-    before = matmul.fp32_precision
-    if exact:
-        matmul.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
+    def _float_products(self, hidden: Tensor) -> Tensor:
+        if not self._on_cpu or self._weight.dtype != torch.float32:
+            return functional.linear(hidden, self._weight, self._bias)
+        if not self._exact_in_bfloat16:
+            return cpu_layers.linear(hidden, self._weight, self._bias)
+        matmul = torch.backends.mkldnn.matmul
+        before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
+        try:
+            return functional.linear(hidden, self._weight, self._bias)
+        finally:
+            matmul.fp32_precision = before

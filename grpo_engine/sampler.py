@@ -23,6 +23,7 @@ from .forward import (
     head_of,
     kv_bytes_per_token,
 )
+from .fused import fused
 from .kernels.grouped_attention import GroupLayout
 from .logits import LogitHead
 from .prompts import check_room, encode_prompt
@@ -95,9 +96,8 @@ class GroupSampler:
             raise ValueError("stop strings need the tokenizer")
         groups = _make_samples(encoded, sizes, cycle, context)
         if groups:
-            with evaluating(self.model):
-                run = _Run(self, groups)
-                run.draw_all(progress, cancel)
+            with evaluating(self.model), fused(causal_lm(self.model)):
+                _Run(self, groups).draw_all(progress, cancel)
         return [[self._rollout(sample) for sample in group] for group in groups]
 
     def _encode(self, prompt: list[int] | str | Messages) -> list[int]:
