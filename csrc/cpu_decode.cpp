@@ -58,18 +58,14 @@ struct Scratch {
   float* peaks;                           // [rows], up to whole vectors
   float* highest;                         // as peaks; of a block
   float* factors;                         // as peaks; of what was summed before a block
-  float* words;                           // [width, kBlock]; transposed keys, as they are stored
-  float* keys;                            // [width, kBlock]; transposed keys
-  float* values;                          // [kBlock, width]
+  float* keys;                            // [kBlock, width]; or values
   std::vector<int64_t> seen;              // [rows]; the first key that a row sees
-  std::vector<const float*> key_columns;  // [width]; rows of `keys`
   std::array<int64_t, kBlock> offsets;    // of the keys of the block, in the pool
-  std::array<const float*, kBlock> value_rows;
+  std::array<const float*, kBlock> rows;  // of the block: keys, or values
 
-  Scratch(Memory& memory, int64_t dim, int64_t rows)
-      : width(round_up(dim, 16)), seen(rows), key_columns(width) {
+  Scratch(Memory& memory, int64_t dim, int64_t rows) : width(round_up(dim, 16)), seen(rows) {
     rows = round_up(rows, 16);
-    float* at = memory.reserve(rows * (2 * width + kBlock + 19) + 3 * width * kBlock);
+    float* at = memory.reserve(rows * (2 * width + kBlock + 19) + width * kBlock);
     const auto take = [&at](int64_t count) { return std::exchange(at, at + count); };
     queries = take(rows * width);
     out = take(rows * width);
@@ -78,10 +74,7 @@ struct Scratch {
     peaks = take(rows);
     highest = take(rows);
     factors = take(rows);
-    words = take(width * kBlock);
     keys = take(width * kBlock);
-    values = take(width * kBlock);
-    for (int64_t i = 0; i < width; ++i) key_columns[i] = keys + i * kBlock;
   }
 };
 

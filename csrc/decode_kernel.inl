@@ -1,5 +1,6 @@
 // The parts of decode attention; compiled by cpu_decode.cpp for each instruction set.
 
+#include "dot_products.inl"
 #include "small_products.inl"
 #include "tanh.inl"
 
@@ -84,30 +85,23 @@ __attribute__((noinline)) void rescale(float* x, int64_t width, float factor) {
   for (int64_t i = 0; i < width; i += kLanes) store_floats(x + i, load_as_floats(x + i) * factor);
 }
 
-// s.keys [dim, kBlock] from `count` keys; columns up to a whole vector repeat the last.
+// Where the rows of `count` keys are, as floats; at s.keys if they weren't.
 template <typename T>
-__attribute__((noinline)) void load_keys(const T* pages, int64_t count, int64_t dim, Scratch& s) {
+void load_keys(const T* pages, int64_t count, int64_t dim, Scratch& s) {
   const T* rows[kBlock];
-  const int64_t filled = (count + kLanes - 1) / kLanes * kLanes;
-  for (int64_t i = 0; i < filled; ++i) rows[i] = pages + s.offsets[std::min(i, count - 1)];
-  transpose_rows(rows, filled, dim, s.words, s.keys);
+  for (int64_t i = 0; i < count; ++i) rows[i] = pages + s.offsets[i];
+  as_float_rows(rows, count, dim, s.keys, s.width, s.rows.data());
 }
 
-// s.value_rows of `count` values: in place if they are whole vectors of floats.
+// Likewise of values, but of whole vectors: what comes after `dim` is 0.
 template <typename T>
-__attribute__((noinline)) void load_values(const T* pages, int64_t count, int64_t dim, Scratch& s) {
-  if constexpr (sizeof(T) == 4) {
-    if (dim == s.width) {
-      for (int64_t i = 0; i < count; ++i) s.value_rows[i] = pages + s.offsets[i];
-      return;
-    }
-  }
-  const int64_t width = s.width;
-  float* to = s.values;
-  for (int64_t i = 0; i < count; ++i, to += width) {
-    const T* row = pages + s.offsets[i];
-    for (int64_t c = 0; c < dim; c += kLanes) store_floats(to + c, load_some(row + c, dim - c));
-    s.value_rows[i] = to;
+void load_values(const T* pages, int64_t count, int64_t dim, Scratch& s) {
+  if (dim == s.width) return load_keys(pages, count, dim, s);
+  for (int64_t i = 0; i < count; ++i) {
+    float* row = s.keys + i * s.width;
+    widen_row(pages + s.offsets[i], dim, row);
+    std::fill_n(row + dim, s.width - dim, 0.0f);
+    s.rows[i] = row;
   }
 }
 
@@ -125,12 +119,11 @@ __attribute__((noinline)) void prefetch_rows(const T* pages, const int64_t* offs
 template <typename T>
 void attend(const Span<T>& span, int64_t rows, int64_t dim, float softcap, Scratch& s) {
   for (int64_t at = span.first; at < span.end; at += kBlock) {
-    const int64_t count = std::min(kBlock, span.end - at), vectors = (count + kLanes - 1) / kLanes;
+    const int64_t count = std::min(kBlock, span.end - at);
     span.find(at, count, s.offsets.data());
     load_keys(span.k_pages, count, dim, s);
     prefetch_rows(span.v_pages, s.offsets.data(), count, dim);
-    multiply(
-        {s.queries, s.width, s.key_columns.data(), s.weights, kBlock, rows, dim, vectors, false});
+    multiply_dots({s.queries, s.width, s.rows.data(), s.weights, kBlock, rows, count, dim, false});
     for (int64_t row = 0; row < rows; ++row) {
       s.highest[row] = finish_scores(s.weights + row * kBlock, count, s.seen[row] - at, softcap);
     }
@@ -148,8 +141,8 @@ void attend(const Span<T>& span, int64_t rows, int64_t dim, float softcap, Scrat
       span.find(at + kBlock, next, s.offsets.data());
       prefetch_rows(span.k_pages, s.offsets.data(), next, dim);
     }
-    multiply({s.weights, kBlock, s.value_rows.data(), s.out, s.width, rows, count, s.width / kLanes,
-              true});
+    multiply(
+        {s.weights, kBlock, s.rows.data(), s.out, s.width, rows, count, s.width / kLanes, true});
   }
 }
 
