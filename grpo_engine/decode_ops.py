@@ -74,6 +74,23 @@ def sample_tokens(
     Reference: kernels/reference_decode.py::sample_tokens.
     """
     _check(logits, uniform, temperature, top_k, top_p, min_p, repetition_penalty, seen)
+    return draw_tokens(
+        logits, uniform, temperature, top_k, top_p, min_p, repetition_penalty, seen, impl
+    )
+
+
+def draw_tokens(
+    logits: Tensor,
+    uniform: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    repetition_penalty: Tensor | None = None,
+    seen: Tensor | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`sample_tokens` of arguments that are known to be right: a check costs as much as a draw."""
     impl = implementation(impl, logits)
     if impl == "cpp":
         from .cpu_sampling import sample_tokens as sample

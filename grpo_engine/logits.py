@@ -21,8 +21,7 @@ class LogitHead:
         # The CPU has no GEMM from half precision to float32; there a float32 copy serves a call.
         self._on_cpu = head.weight.device.type == "cpu"
         self._weight = head.weight.float() if self._on_cpu else head.weight
-        # Both factors came from bfloat16, so its units multiply them without a rounding.
-        self._exact_in_bfloat16 = head.weight.dtype == torch.bfloat16 and _C.has_bfloat16_units()
+        self._has_units = head.weight.dtype == torch.bfloat16 and _C.has_bfloat16_units()
         self._bias = None if head.bias is None else head.bias.float()
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -32,7 +31,7 @@ class LogitHead:
             logits = torch.mm(hidden.to(head.weight.dtype), self._weight.T, out_dtype=torch.float32)
             logits = logits if self._bias is None else logits + self._bias
         else:
-            logits = self._float_products(hidden.to(self._weight.dtype))
+            logits = self._float_products(hidden)
         if head.logit_scale != 1:
             logits = logits * head.logit_scale
         if head.softcap is not None:
@@ -40,9 +39,12 @@ class LogitHead:
         return logits
 
     def _float_products(self, hidden: Tensor) -> Tensor:
+        # Where both factors came from bfloat16, its units multiply them without a rounding.
+        exact = self._has_units and hidden.dtype == torch.bfloat16
+        hidden = hidden.to(self._weight.dtype)
         if not self._on_cpu or self._weight.dtype != torch.float32:
             return functional.linear(hidden, self._weight, self._bias)
-        if not self._exact_in_bfloat16:
+        if not exact:
             return cpu_layers.linear(hidden, self._weight, self._bias)
         matmul = torch.backends.mkldnn.matmul
         before, matmul.fp32_precision = matmul.fp32_precision, "bf16"

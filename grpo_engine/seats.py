@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .decode_ops import sample_tokens
+from .decode_ops import draw_tokens
 from .rollout import SamplingParams
 
 STOP_SLACK = 8  # tokens
@@ -102,7 +102,7 @@ class Seats:
             filters["seen"] = self._seen[slots]
         uniform = self._column(self._at["uniform"][at])
         temperature = self._column(self._at["temperature"][slots])
-        tokens, logp, processed = sample_tokens(logits, uniform, temperature, **filters)
+        tokens, logp, processed = draw_tokens(logits, uniform, temperature, **filters)
         if self._seen is not None:
             self._seen[slots, tokens] = True
         self._at["ids"][at] = tokens.cpu().numpy()
