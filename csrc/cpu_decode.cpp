@@ -50,18 +50,18 @@ struct Plan {
 
 // What a thread keeps of the query rows of a task and of a block of keys.
 struct Scratch {
-  int64_t width;                          // dim, up to whole vectors
-  float* queries;                         // [rows, width], scaled
-  float* out;                             // [rows, width]
-  float* weights;                         // [rows, kBlock]; the scores first
-  float* sums;                            // [rows, 16]; sum of the weights, by lanes
-  float* peaks;                           // [rows], up to whole vectors
-  float* highest;                         // as peaks; of a block
-  float* factors;                         // as peaks; of what was summed before a block
-  float* keys;                            // [kBlock, width]; or values
-  std::vector<int64_t> seen;              // [rows]; the first key that a row sees
-  std::array<int64_t, kBlock> offsets;    // of the keys of the block, in the pool
-  std::array<const float*, kBlock> rows;  // of the block: keys, or values
+  int64_t width;                        // dim, up to whole vectors
+  float* queries;                       // [rows, width], scaled
+  float* out;                           // [rows, width]
+  float* weights;                       // [rows, kBlock]; the scores first
+  float* sums;                          // [rows, 16]; sum of the weights, by lanes
+  float* peaks;                         // [rows], up to whole vectors
+  float* highest;                       // as peaks; of a block
+  float* factors;                       // as peaks; of what was summed before a block
+  float* floats;                        // [kBlock, width]; keys, then values
+  std::vector<int64_t> seen;            // [rows]; the first key that a row sees
+  std::array<int64_t, kBlock> offsets;  // of the keys of the block, in the pool
+  std::array<const float*, kBlock> values;
 
   Scratch(Memory& memory, int64_t dim, int64_t rows) : width(round_up(dim, 16)), seen(rows) {
     rows = round_up(rows, 16);
@@ -74,7 +74,7 @@ struct Scratch {
     peaks = take(rows);
     highest = take(rows);
     factors = take(rows);
-    keys = take(width * kBlock);
+    floats = take(width * kBlock);
   }
 };
 

@@ -85,23 +85,28 @@ __attribute__((noinline)) void rescale(float* x, int64_t width, float factor) {
   for (int64_t i = 0; i < width; i += kLanes) store_floats(x + i, load_as_floats(x + i) * factor);
 }
 
-// Where the rows of `count` keys are, as floats; at s.keys if they weren't.
+// s.weights of the query rows and `count` keys.
 template <typename T>
-void load_keys(const T* pages, int64_t count, int64_t dim, Scratch& s) {
-  const T* rows[kBlock];
-  for (int64_t i = 0; i < count; ++i) rows[i] = pages + s.offsets[i];
-  as_float_rows(rows, count, dim, s.keys, s.width, s.rows.data());
+void score(const T* pages, int64_t rows, int64_t count, int64_t dim, Scratch& s) {
+  const T* keys[kBlock];
+  for (int64_t i = 0; i < count; ++i) keys[i] = pages + s.offsets[i];
+  const Dots<T> dots{s.queries, s.width, keys, s.weights, kBlock, rows, count, dim, false};
+  multiply_widened(dots, s.floats, s.width);
 }
 
-// Likewise of values, but of whole vectors: what comes after `dim` is 0.
+// s.values of `count` rows of whole vectors: in place if they are, 0 after `dim`.
 template <typename T>
 void load_values(const T* pages, int64_t count, int64_t dim, Scratch& s) {
-  if (dim == s.width) return load_keys(pages, count, dim, s);
   for (int64_t i = 0; i < count; ++i) {
-    float* row = s.keys + i * s.width;
-    widen_row(pages + s.offsets[i], dim, row);
+    const T* from = pages + s.offsets[i];
+    if constexpr (sizeof(T) == 4) {
+      s.values[i] = from;
+      if (dim == s.width) continue;
+    }
+    float* row = s.floats + i * s.width;
+    widen_row(from, dim, row);
     std::fill_n(row + dim, s.width - dim, 0.0f);
-    s.rows[i] = row;
+    s.values[i] = row;
   }
 }
 
@@ -121,9 +126,8 @@ void attend(const Span<T>& span, int64_t rows, int64_t dim, float softcap, Scrat
   for (int64_t at = span.first; at < span.end; at += kBlock) {
     const int64_t count = std::min(kBlock, span.end - at);
     span.find(at, count, s.offsets.data());
-    load_keys(span.k_pages, count, dim, s);
+    score(span.k_pages, rows, count, dim, s);
     prefetch_rows(span.v_pages, s.offsets.data(), count, dim);
-    multiply_dots({s.queries, s.width, s.rows.data(), s.weights, kBlock, rows, count, dim, false});
     for (int64_t row = 0; row < rows; ++row) {
       s.highest[row] = finish_scores(s.weights + row * kBlock, count, s.seen[row] - at, softcap);
     }
@@ -142,7 +146,7 @@ void attend(const Span<T>& span, int64_t rows, int64_t dim, float softcap, Scrat
       prefetch_rows(span.k_pages, s.offsets.data(), next, dim);
     }
     multiply(
-        {s.weights, kBlock, s.rows.data(), s.out, s.width, rows, count, s.width / kLanes, true});
+        {s.weights, kBlock, s.values.data(), s.out, s.width, rows, count, s.width / kLanes, true});
   }
 }
 

@@ -4,10 +4,11 @@
 constexpr int kDotRows = GRPO_REGISTER == 64 ? 6 : 3, kDotColumns = 4;
 
 // sums [rows, columns] = a [rows, depth] b [columns, depth]^T, added to what is there if `adds`.
+template <typename T>
 struct Dots {
   const float* a;
   int64_t a_stride;
-  const float* const* b;  // [columns]; its rows
+  const T* const* b;  // [columns]; its rows
   float* sums;
   int64_t sums_stride;
   int64_t rows, columns, depth;
@@ -47,11 +48,11 @@ GRPO_INLINE void sum_four(const Floats* x, float* sums) {
 }
 
 // Each sum goes along its own lanes, whatever the tile.
-template <int rows>
-void dot_tile(const Dots& d, int64_t row, int64_t column) {
+template <int rows, typename T>
+void dot_tile(const Dots<T>& d, int64_t row, int64_t column) {
   const int64_t columns = std::min<int64_t>(kDotColumns, d.columns - column);
   const float* a = d.a + row * d.a_stride;
-  const float* b[kDotColumns];
+  const T* b[kDotColumns];
   for (int64_t c = 0; c < kDotColumns; ++c) b[c] = d.b[column + std::min(c, columns - 1)];
   Floats sum[rows][kDotColumns] = {};
   const auto add = [&](const auto& load, int64_t at) __attribute__((always_inline)) {
@@ -67,11 +68,10 @@ void dot_tile(const Dots& d, int64_t row, int64_t column) {
   };
   const int64_t whole = d.depth / kLanes * kLanes;
   for (int64_t at = 0; at < whole; at += kLanes) {
-    add([](const float* x) __attribute__((always_inline)) { return load_as_floats(x); }, at);
+    add([](const auto* x) __attribute__((always_inline)) { return load_as_floats(x); }, at);
   }
   if (const int64_t rest = d.depth - whole) {
-    add([rest](const float* x) __attribute__((always_inline)) { return load_some(x, rest); },
-        whole);
+    add([rest](const auto* x) __attribute__((always_inline)) { return load_some(x, rest); }, whole);
   }
   float* to = d.sums + row * d.sums_stride + column;
 #pragma GCC unroll 8
@@ -82,15 +82,16 @@ void dot_tile(const Dots& d, int64_t row, int64_t column) {
   }
 }
 
-template <int rows>
-GRPO_INLINE void dot_rows(const Dots& d, int64_t row) {
+template <int rows, typename T>
+GRPO_INLINE void dot_rows(const Dots<T>& d, int64_t row) {
   if constexpr (rows > 1) {
     if (d.rows - row < rows) return dot_rows<rows - 1>(d, row);
   }
   for (int64_t c = 0; c < d.columns; c += kDotColumns) dot_tile<rows>(d, row, c);
 }
 
-inline void multiply_dots(const Dots& d) {
+template <typename T>
+void multiply_dots(const Dots<T>& d) {
   for (int64_t row = 0; row < d.rows; row += kDotRows) dot_rows<kDotRows>(d, row);
 }
 
@@ -101,16 +102,16 @@ void widen_row(const T* from, int64_t count, float* to) {
   }
 }
 
-// Rows as floats: in place if they are, else `stride` apart from `to` on.
+// The same with the rows of b as floats, `stride` apart from `floats` on, if it pays to widen them
+// once for all rows of a.
 template <typename T>
-void as_float_rows(const T* const* from, int64_t rows, int64_t count, float* to, int64_t stride,
-                   const float** found) {
-  for (int64_t i = 0; i < rows; ++i) {
-    if constexpr (sizeof(T) == 4) {
-      found[i] = from[i];
-    } else {
-      widen_row(from[i], count, to + i * stride);
-      found[i] = to + i * stride;
-    }
+void multiply_widened(const Dots<T>& d, float* floats, int64_t stride) {
+  if (sizeof(T) == 4 || d.rows <= kDotRows) return multiply_dots(d);
+  const float* b[kBlock];
+  for (int64_t i = 0; i < d.columns; ++i) {
+    widen_row(d.b[i], d.depth, floats + i * stride);
+    b[i] = floats + i * stride;
   }
+  multiply_dots(
+      Dots<float>{d.a, d.a_stride, b, d.sums, d.sums_stride, d.rows, d.columns, d.depth, d.adds});
 }

@@ -54,6 +54,8 @@ struct Format<Float16> {
 GRPO_INLINE Words words_of(Halves halves) {
 #if GRPO_REGISTER == 64
   return (Words)_mm512_cvtepu16_epi32((__m256i)halves);  // which GCC makes two and a join of
+#elif GRPO_REGISTER == 32
+  return (Words)_mm256_cvtepu16_epi32((__m128i)halves);
 #else
   return __builtin_convertvector(halves, Words);
 #endif

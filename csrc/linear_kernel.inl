@@ -12,10 +12,10 @@ void block(const Linear& layer, const FloatRows& x, int64_t column, float* scrat
   for (int64_t at = 0; at < layer.width; at += kDepth) {
     const int64_t depth = std::min(kDepth, layer.width - at);
     const T* rows[kColumns];
-    const float* w[kColumns];
     for (int64_t i = 0; i < columns; ++i) rows[i] = weight + i * layer.width + at;
-    as_float_rows(rows, columns, depth, weights, kDepth, w);
-    multiply_dots({x.data + at, x.stride, w, sums, kColumns, x.count, columns, depth, at > 0});
+    const Dots<T> dots{x.data + at, x.stride, rows,  sums,  kColumns,
+                       x.count,     columns,  depth, at > 0};
+    multiply_widened(dots, weights, kDepth);
   }
   const T* bias = static_cast<const T*>(layer.bias);
   T* out = static_cast<T*>(layer.out) + x.first * layer.columns + column;
