@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..decode_ops import PAGE
 from ..rollout import SamplingParams
-from ..sampler import PAGE, GroupSampler
+from ..sampler import GroupSampler
 from . import models
 from .harness import Case, Expected, Provider, Step
 from .sampling_problem import MOST_LIKELY, UNFILTERED, Problem, batched, repeated

@@ -4,11 +4,21 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .implementation import implementation, triton_module
+from .implementation import implementation, triton_module, triton_or_torch
 from .kernels import reference_decode
 from .kernels.reference_decode import DecodeTables
 
+PAGE = 32  # tokens
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def page_size(device: torch.device, dtype: torch.dtype) -> int:
+    """Tokens of a page that `group_decode` is best at: small ones waste little memory."""
+    if device.type == "cuda" and triton_or_torch() == "triton":
+        flash = triton_module("flash_decode")
+        if flash.usable(device, dtype):
+            return flash.FLASH_PAGE
+    return PAGE
 
 
 def group_decode(

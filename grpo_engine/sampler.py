@@ -13,6 +13,7 @@ from .attention import routed
 from .cache import KVCache, Prefill
 from .data import Messages
 from .decode import DecodeStep, bucket
+from .decode_ops import page_size
 from .errors import UserError
 from .forward import (
     causal_lm,
@@ -32,7 +33,6 @@ from .seats import Sample, Seats
 from .support import check_model
 
 DEFAULT_PARAMS = SamplingParams()
-PAGE = 32  # tokens
 KV_BYTES_CPU = 2 << 30
 KV_SHARE_CUDA = 0.5  # of the free memory; the rest is for activations and the training step
 PREFILL_TOKENS = 8192  # that go through the model together
@@ -139,16 +139,17 @@ class _Run:
         self.head = LogitHead(head_of(sampler.model))
         self.prompts = [group[0].prompt for group in groups]
         self.samples = [sample for group in groups for sample in group]
-        slots, pages = _room(sampler, groups)
+        self.page = page_size(self.causal.device, self.causal.dtype)
+        slots, pages = _room(sampler, groups, self.page)
         self.plan = _C.SlotScheduler(
             slots,
-            PAGE,
+            self.page,
             pages,
             np.array([len(p) for p in self.prompts], np.int32),
             np.array([sample.limit for sample in self.samples], np.int32),
             np.cumsum([0, *map(len, groups)], dtype=np.int32),
         )
-        self.cache = KVCache(pages, PAGE)
+        self.cache = KVCache(pages, self.page)
         self.step = DecodeStep(self.causal, self.cache, self.plan.tables, self.plan.views)
         device = self.causal.device
         self.seats = Seats(
@@ -223,8 +224,8 @@ class _Run:
         table = self.plan.views["prefix_table"]
         places = []
         for prompt, (_, row) in zip(prompts, groups, strict=True):
-            token = np.arange(len(prompt))
-            places.append(table[row, token // PAGE].astype(np.int64) * PAGE + token % PAGE)
+            page, place = np.divmod(np.arange(len(prompt)), self.page)
+            places.append(table[row, page].astype(np.int64) * self.page + place)
         layout = GroupLayout.make([len(p) for p in prompts], [[] for _ in prompts], device)
         places = torch.from_numpy(np.concatenate(places)).to(device)
         with routed(self.causal):
@@ -254,12 +255,12 @@ class _Run:
         self.hidden[: self.lanes] = self.step(inputs, torch.from_numpy(positions), self.lanes)
 
 
-def _room(sampler: GroupSampler, groups: list[list[Sample]]) -> tuple[int, int]:
+def _room(sampler: GroupSampler, groups: list[list[Sample]], page: int) -> tuple[int, int]:
     """Slots, and pages for what they can hold: within the KV bytes where the slots are auto."""
-    per_page = PAGE * kv_bytes_per_token(sampler.model)
+    per_page = page * kv_bytes_per_token(sampler.model)
     budget = sampler.kv_budget() // per_page
-    prompt = max(-(-len(group[0].prompt) // PAGE) for group in groups)
-    own = max(-(-sample.limit // PAGE) for group in groups for sample in group)
+    prompt = max(-(-len(group[0].prompt) // page) for group in groups)
+    own = max(-(-sample.limit // page) for group in groups for sample in group)
     samples, smallest = sum(map(len, groups)), min(map(len, groups))
 
     def needed(slots: int) -> int:

@@ -59,15 +59,19 @@ def serves(q: Tensor, k_pages: Tensor, tables: DecodeTables, window: int | None)
     (slots, _, d), page = q.shape, k_pages.shape[1]
     rows, prefix_width = tables.prefix_table.shape
     return (
-        installed()
-        and _capability(q.device) >= (8, 0)
-        and q.dtype in (torch.bfloat16, torch.float16)
+        usable(q.device, q.dtype)
         and d % 8 == 0
         and d <= MOST_DIM
         and page % FLASH_PAGE == 0
         and 0 < rows * slots <= MOST_QUERIES
         and (window is None or window >= page * (prefix_width + tables.suffix_table.shape[1]))
     )
+
+
+def usable(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether flash-attn computes on this CUDA device in this dtype; pages are of FLASH_PAGE."""
+    halves = torch.bfloat16, torch.float16
+    return installed() and dtype in halves and _capability(device) >= (8, 0)
 
 
 # This and the next are asked by every layer in every step.

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from decode_steps import IDLE, check_step, make_step
+from grpo_engine import decode_ops
 from grpo_engine.kernels import flash_decode
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -178,3 +179,19 @@ def test_the_machine_is_asked_once(machine):
     q = torch.zeros(1, 2, 64, dtype=torch.bfloat16)
     assert all(flash_decode.serves(q, step.k_pages, step.tables, None) for _ in range(3))
     assert machine.questions == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "page"),
+    [
+        ({}, torch.bfloat16, 256),
+        ({}, torch.float32, 32),
+        ({"version": None}, torch.float16, 32),
+        ({"capability": (7, 5)}, torch.float16, 32),
+    ],
+)
+def test_pages_are_large_only_where_flash_attn_reads_them(changes, dtype, page, machine):
+    vars(machine).update(changes)
+    # The machine alone is asked: no tensor is made on the device.
+    assert decode_ops.page_size(torch.device("cuda"), dtype) == page
+    assert decode_ops.page_size(torch.device("cpu"), dtype) == 32

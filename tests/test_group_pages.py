@@ -12,7 +12,7 @@ from torch import nn
 from conftest import FAMILIES, make_model
 from grpo_engine import _C, GroupSampler, Rollout, SamplingParams, sampler
 from grpo_engine.cache import KVCache
-from grpo_engine.sampler import PAGE
+from grpo_engine.decode_ops import PAGE
 
 # A prompt that fills no page, almost one, one, and one more token.
 PROMPTS = [[3 + (7 * n + 5 * i * i) % 71 for i in range(n)] for n in (1, PAGE - 1, PAGE, PAGE + 1)]

@@ -7,8 +7,8 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from conftest import FAMILIES, make_model
 from grpo_engine import GroupSampler, Rollout, SamplingParams
+from grpo_engine.decode_ops import PAGE
 from grpo_engine.packed import completion_logprobs
-from grpo_engine.sampler import PAGE
 
 # A prompt that fills no page, almost one, one, and one more token.
 PROMPTS = [[3 + (7 * n + 5 * i * i) % 71 for i in range(n)] for n in (1, PAGE - 1, PAGE, PAGE + 1)]
