@@ -9,7 +9,7 @@ import torch
 
 from ..errors import UserError
 from . import machine, memory, report
-from .harness import FAILED, WRONG, Row, Timer, run_case
+from .harness import FAILED, WRONG, Case, Row, Timer, run_case
 from .suites import SUITES, shapes_of
 
 LEAST_ROUNDS = 7
@@ -32,8 +32,15 @@ class BenchConfig:
     """cpu or cuda; CUDA if there is one"""
     threads: int | None = None
     rounds: int = 9
+    case: str = ""
+    """words that all stand in a case's name or shape, as in "generate 135m bfloat16"; empty: all"""
     quick: bool = False
     """leaves out what holds all logits and takes the suites' quick shapes, where they have some"""
+
+    def wants(self, case: Case) -> bool:
+        """Whether the case is to be measured."""
+        said = {case.name, *map(str, case.shape.values())}
+        return said.issuperset(self.case.split())
 
 
 def run(config: BenchConfig) -> list[Row]:
@@ -57,13 +64,16 @@ def run(config: BenchConfig) -> list[Row]:
     for name in names:
         rows = []
         cases = (SUITES[name].cases(shape, device, config.quick) for shape in shapes[name])
-        for case in chain.from_iterable(cases):
+        for case in filter(config.wants, chain.from_iterable(cases)):
             print(f"{name} {case.name}: {len(case.providers)} providers", flush=True)
             rows += run_case(case, timer, peak)
             paths = report.write(config.out, name, described, rows)
-        report.show(described, rows)
-        print("written:", *paths)
+        if rows:
+            report.show(described, rows)
+            print("written:", *paths)
         found += rows
+    if not found:
+        raise UserError(f"--case {config.case!r}: no such case in {', '.join(names)}")
     return found
 
 

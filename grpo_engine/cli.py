@@ -151,6 +151,7 @@ def bench(args: list[str]) -> int:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     parser.add_argument("--threads", type=_positive, help="of the CPU (default: torch's choice)")
+    parser.add_argument("--case", default="", help="words of its name or shape, e.g. 'generate 4m'")
     parser.add_argument("--rounds", type=_positive, default=9, help="at least 7 (default: 9)")
     given = parser.parse_args(args)
     if importlib.util.find_spec("transformers") is not None:

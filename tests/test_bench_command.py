@@ -210,6 +210,15 @@ def test_a_wrong_kernel_of_ours_is_exit_code_1(fake_suite, tmp_path, capsys):
     assert json.loads((tmp_path / "loss.json").read_text())["rows"][0]["status"] == "wrong"
 
 
+def test_cases_are_chosen_by_words_of_their_name_and_shape(fake_suite, tmp_path, capsys):
+    shape = "--suite", "loss", "--loss-shape", "24x7", "--out", tmp_path
+    assert bench(*shape, "--case", "7 only 24") == 0
+    assert "loss only: 3 providers" in capsys.readouterr().out
+    for words in ("only 8", "onl"):
+        assert bench(*shape, "--case", words) == 2
+        assert f"--case '{words}': no such case in loss\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
