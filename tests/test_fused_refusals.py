@@ -132,6 +132,22 @@ def test_a_norm_that_computes_otherwise_is_left_alone(kind):
     assert_near(in_cpp(model), by_route(model))
 
 
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("name", ["mlp.up_proj", "self_attn.k_proj", "self_attn.o_proj"])
+def test_a_linear_that_computes_otherwise_is_left_alone_in_what_is_around_it_too(name):
+    model = make_model()
+    plain = in_cpp(model)
+    model.model.layers[1].get_submodule(name).__class__ = Doubled
+    wanted = by_route(model)
+    assert (wanted - plain).abs().max() > 0.1
+    assert f"model.layers.1.{name}" not in names_in_cpp(model)
+    assert_near(in_cpp(model), wanted)
+
+
 class Added(LlamaMLP):
     """Adds what others multiply."""
 
