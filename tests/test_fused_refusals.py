@@ -104,7 +104,7 @@ def test_a_forward_of_someone_else_on_the_instance_is_left_alone(name):
     assert_near(given, wanted)
 
 
-class LateEpsilon(LlamaRMSNorm):
+class LateRMSNorm(LlamaRMSNorm):
     """Adds its epsilon to the root, not to the mean square."""
 
     def forward(self, x):
@@ -113,12 +113,12 @@ class LateEpsilon(LlamaRMSNorm):
         return self.weight * (wide / (root + self.variance_epsilon)).to(x.dtype)
 
 
-class MeanFree(LlamaRMSNorm):
+class CentredRMSNorm(LlamaRMSNorm):
     def forward(self, x):
         return super().forward(x - x.mean(-1, keepdim=True))
 
 
-@pytest.mark.parametrize("kind", [LateEpsilon, MeanFree])
+@pytest.mark.parametrize("kind", [LateRMSNorm, CentredRMSNorm])
 def test_a_norm_that_computes_otherwise_is_left_alone(kind):
     model = make_model()
     _, _, norm = layer_parts(model)
