@@ -36,8 +36,12 @@ def group_decode(
     pages = _shape("k_pages", k_pages, 4)
     slots, heads, dim = _shape("q", q, 3)
     kv_heads = pages[2]
-    if kv_heads < 1 or heads % kv_heads:
+    if kv_heads < 1 or heads < 1 or heads % kv_heads:
         raise ValueError(f"q must have a multiple of {kv_heads} heads; given {heads}")
+    if slots != len(tables.slot_group):
+        raise ValueError(
+            f"q must have as many slots as the tables: {len(tables.slot_group)}; given {slots}"
+        )
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap must be > 0; given {softcap}")
     if window is not None and window < 1:
