@@ -38,10 +38,6 @@ def group_decode(
     kv_heads = pages[2]
     if kv_heads < 1 or heads < 1 or heads % kv_heads:
         raise ValueError(f"q must have a multiple of {kv_heads} heads; given {heads}")
-    if slots != len(tables.slot_group):
-        raise ValueError(
-            f"q must have as many slots as the tables: {len(tables.slot_group)}; given {slots}"
-        )
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap must be > 0; given {softcap}")
     if window is not None and window < 1:
@@ -53,7 +49,7 @@ def group_decode(
     _C.group_decode(
         _prepared(tables),
         dtype,
-        (heads, kv_heads, dim, pages[0], pages[1]),
+        (slots, heads, kv_heads, dim, pages[0], pages[1]),
         _view("q", q, q, (slots, heads, dim)),
         _view("k", k, q, (slots, kv_heads, dim)),
         _view("v", v, q, (slots, kv_heads, dim)),

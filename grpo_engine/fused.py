@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.module import _has_any_global_hook
 
 from . import _C
@@ -20,8 +21,9 @@ from .attention import GroupState, routed
 from .cpu_layers import DTYPES, gated, linear, rms_norm, rotate
 
 Forward = Callable[..., Any]
-# By module: what makes its forward, None if C++ gave other results.
-_tried: WeakKeyDictionary[nn.Module, Callable[[nn.Module], Forward] | None] = WeakKeyDictionary()
+Maker = Callable[[nn.Module], Forward] | None
+# By module: what it was like, and what makes its forward, None if C++ gave other results.
+_tried: WeakKeyDictionary[nn.Module, tuple[Any, Maker]] = WeakKeyDictionary()
 # The rows of a trial differ in size: an epsilon in another place shows in small ones, numbers that
 # are clipped in large ones.
 SIZES = (0.1, 1.0, 10.0, 100.0)
@@ -55,15 +57,17 @@ def _forward_of(module: nn.Module) -> Forward | None:
         return None
     if type(module) is nn.Linear:
         return _linear(module)
-    if module not in _tried:
+    like = [p.dtype for p in module.parameters()], getattr(module, "act_fn", None)
+    if module not in _tried or _tried[module][0] != like:
         try:
-            _tried[module] = _try(module)
+            _tried[module] = like, _try(module)
         except Exception:  # it, or what stands in for it, takes no such inputs
-            _tried[module] = None
-    return None if _tried[module] is None else _tried[module](module)
+            _tried[module] = like, None
+    maker = _tried[module][1]
+    return None if maker is None else maker(module)
 
 
-def _try(module: nn.Module) -> Callable[[nn.Module], Forward] | None:
+def _try(module: nn.Module) -> Maker:
     if type(module).__name__.endswith("RMSNorm"):
         return _try_norm(module)
     if all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj")):
@@ -88,7 +92,7 @@ def _linear(module: nn.Linear) -> Forward | None:
     return partial(linear, weight=weight, bias=bias)
 
 
-def _try_norm(module: nn.Module) -> Callable[[nn.Module], Forward] | None:
+def _try_norm(module: nn.Module) -> Maker:
     weight = getattr(module, "weight", None)
     if weight is None or weight.dim() != 1 or weight.dtype not in DTYPES:
         return None
@@ -102,11 +106,14 @@ def _norm(module: nn.Module, gemma: bool) -> Forward:
     return partial(rms_norm, weight=module.weight.detach(), epsilon=epsilon, gemma=gemma)
 
 
-def _try_mlp(module: nn.Module) -> Callable[[nn.Module], Forward] | None:
+def _try_mlp(module: nn.Module) -> Maker:
     x = _inputs(module.gate_proj)
     if x is None:
         return None
-    variants = [partial(_mlp, gelu=gelu) for gelu in (False, True)]
+    # In float32: half precision can't tell the forms of GELU apart.
+    z = torch.linspace(-8, 8, 102).view(2, -1)
+    known = {False: functional.silu(z), True: functional.gelu(z, approximate="tanh")}
+    variants = [partial(_mlp, gelu=g) for g, y in known.items() if _same(module.act_fn(z), y)]
     return next((v for v in variants if _same(module(x), v(module)(x))), None)
 
 
@@ -135,7 +142,7 @@ class _Trial:
         return q + 2 * k + 3 * v
 
 
-def _try_attention(module: nn.Module) -> Callable[[nn.Module], Forward] | None:
+def _try_attention(module: nn.Module) -> Maker:
     x = _inputs(module.q_proj)
     if x is None or not hasattr(module, "head_dim"):
         return None

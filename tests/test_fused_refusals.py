@@ -210,3 +210,15 @@ def test_a_module_that_gives_zeros_tells_nothing():
     assert "model.layers.1.mlp" not in names_in_cpp(model)
     mlp.down_proj.weight.copy_(weight)
     assert_near(in_cpp(model), by_route(model))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_changed_activation_is_tried_anew(dtype):
+    # In bfloat16 the two forms of GELU give the same rounded numbers.
+    model = make_model("gemma3").to(dtype)
+    mlp = model.get_decoder().layers[0].mlp
+    with torch.no_grad(), fused(model):
+        assert "forward" in vars(mlp)
+    mlp.act_fn = torch.nn.GELU()
+    with torch.no_grad(), fused(model):
+        assert "forward" not in vars(mlp)

@@ -42,12 +42,12 @@ using View = std::array<int64_t, 3>;
 grpo::HeadRows rows_of(const View& x) { return {reinterpret_cast<const void*>(x[0]), x[1], x[2]}; }
 
 // Addresses, not arrays: what an array costs to make is more than a small step takes.
-// The caller answers for them. sizes: heads, kv_heads, dim, pages, page.
+// The caller answers for them. sizes: slots, heads, kv_heads, dim, pages, page.
 void group_decode(const Tables& tables, const std::string& dtype,
-                  const std::array<int64_t, 5>& sizes, const View& q, const View& k, const View& v,
+                  const std::array<int64_t, 6>& sizes, const View& q, const View& k, const View& v,
                   int64_t k_pages, int64_t v_pages, int64_t out, float scale,
                   std::optional<float> softcap, std::optional<int64_t> window) {
-  const auto [heads, kv_heads, dim, pages, page] = sizes;
+  const auto [slots, heads, kv_heads, dim, pages, page] = sizes;
   const grpo::PageTables view = tables.view();
   const grpo::DecodeStep step{rows_of(q),
                               rows_of(k),
@@ -56,7 +56,7 @@ void group_decode(const Tables& tables, const std::string& dtype,
                               reinterpret_cast<void*>(v_pages),
                               reinterpret_cast<void*>(out),
                               dtype_of(dtype),
-                              view.slots,
+                              slots,
                               heads,
                               kv_heads,
                               dim,
