@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+import time
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -48,9 +49,21 @@ def copy_rate(nbytes: int, device: torch.device) -> float:
 
 def gemm_rate(dtype: torch.dtype, device: torch.device, size: int | None = None) -> float:
     """GFLOP/s of torch.mm of two square random matrices; 2 size^3 FLOP."""
-    size = size or GEMM_SIZE[device.type]
+    size = size or _affordable(dtype, device)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / 1e6 / _median_ms(lambda: a @ b, device)
+
+
+def _affordable(dtype: torch.dtype, device: torch.device) -> int:
+    """The size of matrices that are multiplied in a second: a CPU may be bad at a dtype."""
+    tried, most = 256, GEMM_SIZE[device.type]
+    if device.type == "cuda":
+        return most
+    a = torch.ones(tried, tried, dtype=dtype)
+    begin = time.perf_counter()
+    a @ a
+    seconds = time.perf_counter() - begin
+    return min(most, tried * max(1, int(seconds ** (-1 / 3))))
 
 
 def device_name(device: torch.device) -> str:
