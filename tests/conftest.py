@@ -134,3 +134,11 @@ def write_jsonl(path: Path, rows: list[dict]) -> Path:
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with its tokenizer; not to be written to."""
     return save_model_folder(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture
+def poisoned_memory():
+    """torch.empty is full of NaN: what is not written is seen."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -15,15 +15,10 @@ from grpo_engine.kernels import group_attention
 from grpo_engine.kernels.group_attention import group_decode
 
 # numpy, of which the interpreter is made, speaks up also where a value is not selected.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory():
-    """torch.empty is full of NaN: what a kernel forgets to write is seen."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
 
 
 @pytest.fixture
