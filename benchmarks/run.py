@@ -72,7 +72,7 @@ def run(config: BenchConfig) -> list[Row]:
             report.show(described, rows)
             print("written:", *paths)
         found += rows
-    if not found:
+    if config.case and not found:
         raise UserError(f"--case {config.case!r}: no such case in {', '.join(names)}")
     return found
 

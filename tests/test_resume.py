@@ -156,10 +156,10 @@ def test_an_evaluation_that_was_interrupted_is_made_up_once(model_folder, tmp_pa
     config = tiny_config(model_folder, tmp_path, data=data, train={"steps": 4, "eval_every": 2})
     real = Collector.evaluate
 
-    def interrupted(self, step):
+    def interrupted(self, step, progress):
         if step == 4:
             raise Interrupted(15)
-        return real(self, step)
+        return real(self, step, progress)
 
     monkeypatch.setattr(Collector, "evaluate", interrupted)
     with pytest.raises(Interrupted):
