@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import decode_ops
 from ..kernels import reference_decode
 from ..kernels.reference_decode import DecodeTables
+from . import checks_grouped
 from .harness import Case, Expected, Provider, Step
 
 # Of a row's norm. Half precision rounds the weights of a softmax and what comes out.
@@ -21,45 +22,31 @@ MOST, TINY_MOST = (1200, 300), (40, 20)  # tokens of a prompt, own tokens
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(checks_grouped.Check):
     """Attention of some heads of dim d over pages of so many keys."""
 
-    dtype: torch.dtype
-    heads: int
-    kv_heads: int
-    d: int
-    page: int
-    softcap: float | None = None
-    window: int | None = None
+    page: int = 16
 
     @property
     def name(self) -> str:
         """As it is shown."""
-        options = (f"{x}={getattr(self, x)}" for x in ("softcap", "window") if getattr(self, x))
-        dtype = str(self.dtype).removeprefix("torch.")
-        heads = f"{self.heads}/{self.kv_heads}"
-        return " ".join((dtype, heads, f"d={self.d}", f"page={self.page}", *options))
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Of the op."""
-        return {"scale": self.d**-0.5, "softcap": self.softcap, "window": self.window}
+        return f"{super().name} page={self.page}"
 
 
 def checks() -> list[Check]:
     """Every tile of the kernels, pages that flash-attn takes and others, and all options."""
     f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
     return [
-        Check(bf16, 14, 2, 64, 256),
-        Check(bf16, 4, 4, 128, 256),
-        Check(bf16, 8, 2, 256, 256, softcap=5.0),
-        Check(f16, 28, 4, 128, 256),
-        Check(bf16, 8, 2, 128, 16),
-        Check(bf16, 40, 1, 80, 16, window=23),
-        Check(f16, 8, 2, 128, 16, softcap=5.0, window=31),
-        Check(f32, 14, 2, 64, 16),
-        Check(f32, 8, 2, 128, 16, window=23),
-        Check(f32, 8, 4, 256, 16, softcap=5.0),
+        Check(bf16, 14, 2, 64, page=256),
+        Check(bf16, 4, 4, 128, page=256),
+        Check(bf16, 8, 2, 256, page=256, softcap=5.0),
+        Check(f16, 28, 4, 128, page=256),
+        Check(bf16, 8, 2, 128),
+        Check(bf16, 40, 1, 80, window=23),
+        Check(f16, 8, 2, 128, softcap=5.0, window=31),
+        Check(f32, 14, 2, 64),
+        Check(f32, 8, 2, 128, window=23),
+        Check(f32, 8, 4, 256, softcap=5.0),
     ]
 
 

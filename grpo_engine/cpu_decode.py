@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from . import _C
+from .cpu_layers import DTYPES
 from .kernels.reference_decode import DecodeTables
-
-DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def group_decode(

@@ -99,3 +99,21 @@ def check_step(
         as_bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
         assert torch.equal(given[f"{name}_pages"].view(as_bits), wanted.view(as_bits))
     return out
+
+
+def check_order(group_decode):
+    """Slots in another order, within their rows too: the same bits."""
+    step = make_step([40, 7], [(0, 9), (1, 3), IDLE, (0, 30), (1, 1)], heads=3)
+    wanted = group_decode(**step.arguments(torch.float32), scale=0.3)
+    moved = torch.tensor([3, 0, 4, 2, 1])
+    t, came_from = step.tables, moved.argsort()
+    tables = replace(
+        t,
+        suffix_table=t.suffix_table[moved],
+        suffix_len=t.suffix_len[moved],
+        slot_group=t.slot_group[moved],
+        order=came_from[t.order.long()][[1, 0, 3, 2, 4]].int(),  # rows in order, their slots not
+    )
+    q, k, v = (x[moved] for x in (step.q, step.k, step.v))
+    out = check_step(group_decode, replace(step, q=q, k=k, v=v, tables=tables), scale=0.3)
+    assert torch.equal(out, wanted[moved])

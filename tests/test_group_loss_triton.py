@@ -30,15 +30,10 @@ from loss_cases import (
 )
 
 NAN, INF = math.nan, math.inf
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # 0 / 0 in the interpreter
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory():
-    """torch.empty is full of NaN: what a kernel forgets to write is seen."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # 0 / 0 in the interpreter
+    pytest.mark.usefixtures("poisoned_memory"),
+]
 
 
 def assert_is_the_reference(case):
