@@ -102,8 +102,9 @@ def test_a_worker_answers_after_each_step_with_the_peak_of_all_so_far():
     assert first == {} and "of the loop itself" in done.stderr
     assert [(a["tokens"], a["finite"]) for a in answers] == [(5.0, 0.0)] * 3
     if not answers[0]["note"]:
-        # Neither the 300 MiB of the run before nor less than what an earlier step took.
-        assert [a["peak_mem_mib"] for a in answers] == pytest.approx([64, 128, 128], abs=8)
+        # Neither the 300 MiB of the run before nor less than what an earlier step took; the process
+        # itself may take a thread's stack or an arena of malloc meanwhile.
+        assert [a["peak_mem_mib"] for a in answers] == pytest.approx([64, 128, 128], abs=24)
 
 
 def test_a_whole_case_of_our_loop_in_its_process():
