@@ -1,24 +1,27 @@
 """grpo-engine: GRPO on one card. As a backend, import this and call its functions on tensors.
 
-Importing it imports torch alone; what needs more is imported when it is used.
+A name brings what it needs when it is first used, and that is torch alone. Importing the package
+brings nothing, so that the processes of reward functions are light.
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
-from .errors import UserError
-from .kernels.options import GRPOOptions
-from .kernels.reference import LossOutput
-from .ops import (
-    check_offsets,
-    group_advantages,
-    grpo_loss,
-    linear_grpo_loss,
-    pack_groups,
-    token_logprob,
-)
-from .rollout import Rollout, SamplingParams
-
-_LAZY = {"GroupSampler": "sampler", "group_hidden": "packed"}
+if TYPE_CHECKING:
+    from .errors import UserError
+    from .kernels.options import GRPOOptions
+    from .kernels.reference import LossOutput
+    from .ops import (
+        check_offsets,
+        group_advantages,
+        grpo_loss,
+        linear_grpo_loss,
+        pack_groups,
+        token_logprob,
+    )
+    from .packed import group_hidden
+    from .rollout import Rollout, SamplingParams
+    from .sampler import GroupSampler
 
 __all__ = [
     "GRPOOptions",
@@ -36,8 +39,30 @@ __all__ = [
     "token_logprob",
 ]
 
+_MODULES = {
+    "GRPOOptions": "kernels.options",
+    "GroupSampler": "sampler",
+    "LossOutput": "kernels.reference",
+    "Rollout": "rollout",
+    "SamplingParams": "rollout",
+    "UserError": "errors",
+    "check_offsets": "ops",
+    "group_advantages": "ops",
+    "group_hidden": "packed",
+    "grpo_loss": "ops",
+    "linear_grpo_loss": "ops",
+    "pack_groups": "ops",
+    "token_logprob": "ops",
+}
+
 
 def __getattr__(name: str) -> object:
-    if name in _LAZY:
-        return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    globals()[name] = value  # found at once from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -31,8 +31,9 @@ def save_checkpoint(
     tensors: dict[str, Tensor],
     save_weights: Callable[[Path], None],
     keep: int,
+    spare: int | None = None,
 ) -> Path:
-    """Writes root/step-000012 and removes all but the newest `keep`.
+    """Writes root/step-000012 and removes all but the newest `keep` and that of step `spare`.
 
     `save_weights` gets the folder for the weights. Raises OSError if the disk can't take it; the
     checkpoints that were there stay.
@@ -47,7 +48,8 @@ def save_checkpoint(
 
     write_folder(target, write)
     for old in list_checkpoints(root)[:-keep]:
-        shutil.rmtree(old)
+        if spare is None or old != _folder(root, spare):
+            shutil.rmtree(old)
     return target
 
 

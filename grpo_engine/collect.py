@@ -1,134 +1,191 @@
-"""From tasks to a batch: prompts are drawn, groups sampled, completions rewarded."""
+"""From tasks to a batch: prompts are drawn, groups sampled, completions rewarded and judged."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from itertools import chain
 from typing import Any
 
-import numpy as np
+import torch
 
 from .clock import Clock
 from .config import RunConfig
-from .data import TaskStream, fingerprint, load_tasks
-from .errors import UserError
-from .forward import context_length, head_of
-from .groups import Batch, make_batch
+from .curriculum.bands import PassRates
+from .curriculum.draw import Draw, PromptDraw
+from .curriculum.replay import OldSample, Replay
+from .data import TaskStream
+from .groups.batch import Batch
+from .groups.make import Samples, judge_samples, make_batch
+from .groups.preprocess import PercentileWindow
+from .groups.rules import Rules
+from .groups.states import BUDGET, TRUNCATED
 from .ledger import Ledger
-from .model import Policy
-from .prompts import check_room, encode_prompt, prompt_tail, to_messages
-from .rewards import Scores, load_rewards, score
+from .parts import Parts
 from .rollout import Rollout, SamplingParams
-from .sampler import GroupSampler, Progress
-
-
-class TaskSet:
-    """Tasks with their prompts as they are sent and as token ids, checked when they are loaded."""
-
-    def __init__(self, path: str, config: RunConfig, policy: Policy) -> None:
-        self.tasks = load_tasks(path, config.data.prompt_column)
-        data = config.data
-        if data.system is not None and not data.as_chat and isinstance(self.tasks[0].prompt, str):
-            raise UserError(
-                f"data.system is for chat messages, and the prompts of {path} are strings: set "
-                "data.as_chat, or leave out data.system"
-            )
-        self.prompts = [to_messages(t.prompt, data.as_chat, data.system) for t in self.tasks]
-        self.ids = [encode_prompt(policy.tokenizer, prompt) for prompt in self.prompts]
-        vocab = len(head_of(policy.model).weight)
-        check_room(self.ids, context_length(policy.model), vocab, path)
-        self.column_names = sorted({name for task in self.tasks for name in task.columns})
+from .rollout_table import Asked
+from .rounds import Rounds
+from .sampler import Progress
+from .taskset import score_answers
 
 
 class Collector:
-    """Makes batches and evaluates; knows the data, the rewards and the sampler."""
+    """Makes the batches of a run; what a batch changes for later ones waits for `commit`."""
 
-    def __init__(self, config: RunConfig, policy: Policy) -> None:
-        self.config, self.policy = config, policy
-        self.train = TaskSet(config.data.path, config, policy)
-        self.heldout = None
-        if config.data.eval_path is not None:
-            self.heldout = TaskSet(config.data.eval_path, config, policy)
-        every_task = self.train.tasks + (self.heldout.tasks if self.heldout else [])
-        self.rewards = load_rewards(config.rewards, config.data.answer_column, every_task)
-        self.stream = TaskStream(len(self.train.tasks), config.train.seed)
-        self.sampler = GroupSampler(policy.model, policy.tokenizer)
-        if not self.sampler.eos_ids and not config.sampling.stop:
-            raise UserError(
-                f"{config.model.path} names no EOS token and sampling.stop is empty: no answer "
-                "would ever end; add eos_token_id to its generation_config.json"
-            )
-        self.data_hash = fingerprint(self.train.tasks)
+    def __init__(self, config: RunConfig, parts: Parts) -> None:
+        self.config, self.parts, self.train = config, parts, parts.train
+        self.rounds = Rounds(config, parts)
+        self.rules = Rules(config.scoring, config.groups, config.loss)
+        curriculum, seed = config.curriculum, config.train.seed
+        self.rates = PassRates(curriculum.easy_at, curriculum.hard_at, curriculum.newest_weight)
+        stream = TaskStream(len(self.train.tasks), seed)
+        self.prompts = PromptDraw(len(self.train.tasks), seed, curriculum, self.rates, stream)
+        self.window = PercentileWindow(config.scoring.clip_window)
+        self.old = Replay(config.replay, config.groups.correct_at)
+        self._pending: tuple[int, list[Draw], Batch, PercentileWindow] | None = None
 
-    def collect(
-        self, step: int, position: int, ledger: Ledger, clock: Clock, progress: Progress
-    ) -> Batch:
-        """The generation of `step`: the tasks from `position` of the stream on."""
-        config = self.config
-        drawn = self.stream.take(position, config.train.prompts_per_step)
-        params = self._params(seed=step_seed(config.train.seed, step))
-        with clock("sample"):
-            groups = self.sampler.generate(
-                [self.train.ids[i] for i in drawn],
-                config.sampling.group_size,
-                params,
-                progress=progress,
-            )
-        with clock("reward"):
-            scores = self._score(self.train, drawn, groups, step)
-            rows = [self.train.tasks[i].row for i in drawn]
-            batch = make_batch(rows, groups, scores, config.groups, config.loss)
+    def collect(self, step: int, ledger: Ledger, clock: Clock, progress: Progress) -> Batch:
+        """The generation of `step`: what was committed, the seed and the step decide it."""
         with clock("record"):
-            decode = self.policy.tokenizer.decode
-            prompts = [text for g in groups for text in [decode(g[0].prompt_ids)] * len(g)]
-            ledger.samples(step, batch, prompts, [decode(r.completion_ids) for r in batch.rollouts])
+            plan = self.rounds.plan(step)
+        draws: list[Draw] = []
+        parts: list[Samples] = []
+        without_signal: list[bool] = []
+        wanted = self.config.train.prompts_per_step
+        while wanted:
+            draw = self.prompts.draw(step, wanted, draws)
+            if not draw.prompts:
+                break  # every task has been drawn in this step
+            first = sum(len(part.origins) for part in parts)
+            parts.append(self.rounds.sample(plan, draw, len(draws), first, clock, progress))
+            draws.append(draw)
+            wanted = 0
+            if self.config.groups.no_signal == "resample":
+                with clock("reward"):
+                    causes = judge_samples(parts[-1], self.rules).causes
+                    without_signal += [cause is not None for cause in causes]
+                    wanted = self._still_wanted(without_signal)
+        with clock("reward"):
+            window = self.window.copy()
+            discarded = self._discarded(without_signal) if without_signal else None
+            batch = make_batch(Samples.join(parts), self.rules, window, discarded)
+        self._pending = step, draws, batch, window
+        with clock("record"):
+            decode = self.parts.policy.tokenizer.decode
+            completions = [decode(r.completion_ids) for r in batch.rollouts]
+            ledger.samples(step, batch, self._asked(batch), completions)
         return batch
 
-    def evaluate(self, step: int, progress: Progress) -> float:
-        """Mean reward of greedy answers to the held-out tasks, of which there must be some."""
-        chosen = range(len(self.heldout.tasks))[: self.config.data.eval_limit]
-        ids = [self.heldout.ids[i] for i in chosen]
-        groups = self.sampler.generate(ids, 1, self._params(temperature=0.0), progress=progress)
-        totals = self._score(self.heldout, chosen, groups, step).total
-        rewards = [total for total in totals if total is not None]
-        return sum(rewards) / len(rewards)
+    def commit(self) -> None:
+        """The batch was used: its prompts had their turn, its rewards move the pass rates."""
+        if self._pending is None:
+            return
+        step, draws, batch, self.window = self._pending
+        self._pending = None
+        self.prompts.commit(step, draws)
+        rewards, valid = batch.rewards.tolist(), batch.valid & ~batch.anchors
+        offsets = batch.cu_groups.tolist()
+        for g, origin in enumerate(batch.origins):
+            span = range(offsets[g], offsets[g + 1])
+            counted = [rewards[i] for i in span if valid[i]]
+            cause = _failure(batch, span, counted, g, self.config.groups.correct_at)
+            self.rates.update(origin.task, counted, self.config.groups.correct_at, cause)
+        self.old.add(_old_samples(batch))
 
-    def _params(self, **changes: Any) -> SamplingParams:
-        params = asdict(self.config.sampling)
-        del params["group_size"]  # the rest are the fields of SamplingParams
-        return SamplingParams(**(params | changes))
+    def old_samples(self, step: int, new: int) -> list[OldSample]:
+        """Those that serve beside the `new` samples of a step, with the reward of now."""
+        self._score_again(step)
+        return self.old.choose(
+            round(self.config.replay.share * new),
+            self.parts.sampler.policy_version,
+            self.parts.scorer.version,
+            seed=self.config.train.seed,
+            step=step,
+        )
 
-    def _score(
-        self, source: TaskSet, chosen: Sequence[int], groups: list[list[Rollout]], step: int
-    ) -> Scores:
-        tokenizer = self.policy.tokenizer
-        index = [i for i, group in zip(chosen, groups, strict=True) for _ in group]
-        rollouts = list(chain.from_iterable(groups))
-        ids = [r.completion_ids for r in rollouts]
-        texts = [tokenizer.decode(c, skip_special_tokens=True) for c in ids]
-        arguments = {
-            "prompts": [source.prompts[i] for i in index],
-            "completions": [
-                text if isinstance(source.prompts[i], str) else _assistant(text)
-                for i, text in zip(index, texts, strict=True)
-            ],
-            "completion_ids": ids,
-            "finish_reasons": [r.finish_reason for r in rollouts],
-            "raw_completions": [tokenizer.decode(c, skip_special_tokens=False) for c in ids],
-            "prompt_tail": [
-                tail for g in groups for tail in [prompt_tail(tokenizer, g[0].prompt_ids)] * len(g)
-            ],
-            "step": step,
+    def _score_again(self, step: int) -> None:
+        """Old samples whose reward is of another version: the function was changed on the way."""
+        version = self.parts.scorer.version
+        stale = self.old.stale(self.parts.sampler.policy_version, version)
+        if not stale:
+            return
+        tasks = [sample.task for sample in stale]
+        prompts = [self.train.prompt(task) for task in tasks]
+        groups = [[_as_rollout(sample)] for sample in stale]
+        _, scores = score_answers(self.parts.scorer, self.train, tasks, prompts, groups, step)
+        lengths = [len(sample.completion_ids) for sample in stale]
+        rewards = scores.rewards(lengths, self.config.scoring.floor)
+        for sample, reward in zip(stale, rewards, strict=True):
+            self.old.rescored(sample, reward, version)
+
+    def _asked(self, batch: Batch) -> list[Asked]:
+        decode, train = self.parts.policy.tokenizer.decode, self.train
+        firsts = batch.cu_groups.tolist()[:-1]
+        return [
+            Asked(
+                decode(batch.rollouts[first].prompt_ids),
+                train.prompt(origin.task, origin.variant),
+                train.tasks[origin.task].columns,
+            )
+            for first, origin in zip(firsts, batch.origins, strict=True)
+        ]
+
+    def _still_wanted(self, without_signal: list[bool]) -> int:
+        """Prompts that are to be drawn in place of groups without signal."""
+        config = self.config
+        count = config.train.prompts_per_step
+        missing = count - without_signal.count(False)
+        left = int(count * (1 + config.groups.most_extra)) - len(without_signal)
+        return max(0, min(missing, left))
+
+    def _discarded(self, without_signal: list[bool]) -> list[bool]:
+        """Groups in whose place others stand: none if no other carries signal either."""
+        others = len(without_signal) > self.config.train.prompts_per_step
+        return [others and lost and not all(without_signal) for lost in without_signal]
+
+    def state(self) -> dict[str, Any]:
+        """Plain values from which `load` goes on."""
+        return {
+            "prompts": self.prompts.state(),
+            "rates": self.rates.state(),
+            "window": self.window.values,
+            "old": self.old.state(),
         }
-        columns = {
-            name: [source.tasks[i].columns.get(name) for i in index] for name in source.column_names
-        }
-        return score(self.rewards, arguments, columns)
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from `state`."""
+        self.prompts.load(state["prompts"])
+        self.rates.load(state["rates"])
+        self.window.values = list(state["window"])
+        self.old.load(state["old"])
 
 
-def step_seed(seed: int, step: int) -> int:
-    """63 random bits of a step: what torch takes as a seed and Parquet as an integer."""
-    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> 1)
+def _old_samples(batch: Batch) -> list[OldSample]:
+    """What may serve again: whole samples that were in the loss."""
+    group = batch.group_of_sample().tolist()
+    return [
+        OldSample(
+            batch.origins[group[i]].task,
+            r.prompt_ids,
+            r.completion_ids,
+            r.params.temperature,
+            float(batch.rewards[i]),
+            r.policy_version,
+            str(batch.fingerprint["reward_version"]),
+        )
+        for i, r in enumerate(batch.rollouts)
+        if batch.in_loss[i]
+    ]
 
 
-def _assistant(text: str) -> list[dict[str, str]]:
-    return [{"role": "assistant", "content": text}]
+def _as_rollout(sample: OldSample) -> Rollout:
+    """For the reward functions; its log-probs of then are not kept."""
+    params, none = SamplingParams(temperature=sample.temperature), torch.empty(0)
+    ids = sample.prompt_ids, sample.completion_ids
+    return Rollout(*ids, none, none, "stop", 0, 0, params, sample.policy_version)
+
+
+def _failure(
+    batch: Batch, span: range, rewards: list[float], group: int, correct_at: float
+) -> str | None:
+    """Why a group has no right answer; None if it has one."""
+    if any(reward >= correct_at for reward in rewards):
+        return None
+    if all(batch.states[i] in (TRUNCATED, BUDGET) for i in span):
+        return TRUNCATED
+    return batch.signal_causes[group] or "wrong"

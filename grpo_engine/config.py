@@ -2,11 +2,13 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from math import isfinite
-from typing import Literal
+from typing import Any, Literal
 
+from .curriculum.config import AnchorsConfig, CurriculumConfig, ReplayConfig, VariantsConfig
 from .errors import UserError
+from .guards.config import GuardsConfig, KlConfig, StopConfig
 from .kernels.options import GRPOOptions
+from .sample_config import GroupsConfig, RewardConfig, SamplingConfig, ScoringConfig
 
 LR_LORA = 1e-5
 LR_ALL_WEIGHTS = 1e-6
@@ -53,7 +55,8 @@ class DataConfig:
     """The tasks."""
 
     path: str
-    """a JSONL or Parquet file, a folder saved by `datasets`, or builtin:arithmetic"""
+    """a JSONL or Parquet file, a folder saved by `datasets`, builtin:arithmetic or
+    reasoning_gym:NAME"""
     prompt_column: str = "prompt"
     """strings, or chat messages; they go through the chat template"""
     answer_column: str = "answer"
@@ -66,48 +69,15 @@ class DataConfig:
     """send a string prompt through the chat template as a user's message"""
     system: str | None = None
     """system message put before chat prompts that have none"""
-
-
-@dataclass(frozen=True)
-class RewardConfig:
-    """One reward function of the weighted sum."""
-
-    function: str
-    """exact, math, or file.py:name"""
-    weight: float = 1.0
-    """its factor in the sum"""
-
-
-@dataclass(frozen=True)
-class SamplingConfig:
-    """How a group is sampled; vLLM's names."""
-
-    group_size: int = 8
-    """TRL's default"""
-    temperature: float = 1.0
-    """TRL's default; the loss divides the logits by the same temperature"""
-    top_p: float = 1.0
-    """nucleus sampling; 1.0: off"""
-    top_k: int = 0
-    """0: off"""
-    min_p: float = 0.0
-    """0: off"""
-    repetition_penalty: float = 1.0
-    """1.0: off"""
-    max_tokens: int = 256
-    """of a completion; TRL's default"""
-    stop: list[str] = field(default_factory=list)
-    """strings that end a completion"""
-    ignore_eos: bool = False
-    """every completion is of max_tokens, whatever it says: for measurements"""
-
-
-@dataclass(frozen=True)
-class GroupsConfig:
-    """Which samples count."""
-
-    truncated: Literal["mask", "keep", "drop"] = "mask"
-    """samples cut by max_tokens: in the statistics but not in the loss (DAPO), both, or neither"""
+    gym: dict[str, Any] = field(default_factory=dict)
+    """of reasoning_gym:NAME: size (1000), seed (0), and the options of its data set"""
+    eval_gym: dict[str, Any] = field(default_factory=lambda: {"size": 200, "seed": 1})
+    """the same for eval_path and regression_path"""
+    task_column: str | None = None
+    """names the kind of task of a row; the KL is then recorded by it"""
+    regression_path: str | None = None
+    """what the model could do before, in one of the forms of `path`: evaluated beside the held-out
+    tasks, and its fall is a guard"""
 
 
 @dataclass(frozen=True)
@@ -143,7 +113,11 @@ class TrainConfig:
     checkpoint_every: int = 20
     """steps between checkpoints"""
     keep_checkpoints: int = 2
-    """the newest so many are kept"""
+    """the newest so many are kept, and the one with the best held-out reward"""
+    audit_every: int | None = 500
+    """steps after which the highest rewards since then are listed, for a person to look at"""
+    tensorboard: bool = False
+    """write the metrics for TensorBoard as well"""
     out: str = "runs/first"
     """the run folder"""
 
@@ -157,29 +131,30 @@ class RunConfig:
     rewards: list[RewardConfig]
     lora: LoraConfig | None = field(default_factory=LoraConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    scoring: ScoringConfig = field(default_factory=ScoringConfig)
     groups: GroupsConfig = field(default_factory=GroupsConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    variants: VariantsConfig = field(default_factory=VariantsConfig)
+    anchors: AnchorsConfig = field(default_factory=AnchorsConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
     loss: GRPOOptions = field(default_factory=GRPOOptions)
+    kl: KlConfig = field(default_factory=KlConfig)
+    guards: GuardsConfig = field(default_factory=GuardsConfig)
+    early_stop: StopConfig = field(default_factory=StopConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
         _check_numbers(self)
         if not self.rewards:
             raise UserError("rewards is empty: name one, as in rewards: [{function: math}]")
-        for reward in self.rewards:
-            if not isfinite(reward.weight):
-                raise UserError(
-                    f"rewards: the weight of {reward.function} must be finite; "
-                    f"given {reward.weight}"
-                )
-        if not all(self.sampling.stop):
-            raise UserError("sampling.stop holds an empty string, which would end every answer")
+        if self.sampling.preset == "mixed" and self.curriculum.temperature is not None:
+            raise UserError(
+                "curriculum.temperature and sampling.preset mixed both say the temperature: leave "
+                "out one"
+            )
         if self.model.base != "none" and self.lora is None:
             raise UserError(
                 f"model.base {self.model.base} can't train all weights: give lora, or base: none"
-            )
-        if self.sampling.temperature == 0:
-            raise UserError(
-                "sampling.temperature 0 makes all samples of a group equal; use a value above 0"
             )
 
     @property
@@ -201,28 +176,20 @@ class RunConfig:
 
 AT_LEAST_ONE = (
     "train.steps train.prompts_per_step train.num_iterations train.token_budget train.eval_every "
-    "train.checkpoint_every train.keep_checkpoints sampling.max_tokens lora.rank data.eval_limit"
+    "train.checkpoint_every train.keep_checkpoints train.audit_every lora.rank data.eval_limit"
 ).split()
 
 
 def _check_numbers(run: RunConfig) -> None:
     for name in AT_LEAST_ONE:
         _require(run, name, lambda v: v >= 1, "at least 1")
-    for name in ("train.lr", "train.max_grad_norm", "sampling.repetition_penalty", "lora.alpha"):
+    for name in ("train.lr", "train.max_grad_norm", "lora.alpha"):
         _require(run, name, lambda v: 0 < v < float("inf"), "finite and above 0")
-    for name in ("sampling.temperature", "train.weight_decay", "sampling.top_k", "train.seed"):
+    for name in ("train.weight_decay", "train.seed"):
         _require(run, name, lambda v: 0 <= v < float("inf"), "finite and not negative")
-    for name in ("train.warmup", "sampling.min_p"):
-        _require(run, name, lambda v: 0 <= v <= 1, "between 0 and 1")
+    _require(run, "train.warmup", lambda v: 0 <= v <= 1, "between 0 and 1")
     _require(run, "train.seed", lambda v: v < 2**32, "below 2**32")
-    _require(run, "sampling.top_p", lambda v: 0 < v <= 1, "above 0 and at most 1")
     _require(run, "lora.dropout", lambda v: 0 <= v < 1, "at least 0 and below 1")
-    _require(
-        run,
-        "sampling.group_size",
-        lambda v: v >= 2,
-        "at least 2: an advantage is relative to the group",
-    )
 
 
 def _require(run: RunConfig, name: str, holds, wanted: str) -> None:

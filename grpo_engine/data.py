@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from .errors import UserError, require
+from .rewards.builtin.gym import reasoning_gym_tasks
+from .rewards.protocol import RESERVED
 
 Messages = list[dict[str, str]]
 
-# Arguments that reward functions get beside the columns; a column of such a name would be hidden.
-ALWAYS_PASSED = ("prompts", "completions", "completion_ids")
-PASSED_WHEN_NAMED = ("finish_reasons", "raw_completions", "prompt_tail", "step")
-RESERVED = ALWAYS_PASSED + PASSED_WHEN_NAMED
 BUILTIN_EVAL_ROWS = 200
+GYM, GYM_ROWS = "reasoning_gym:", 1000
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,20 @@ class Task:
     """the other columns, handed to the reward functions"""
 
 
-def load_tasks(path: str, prompt_column: str) -> list[Task]:
-    """Tasks from a JSONL or Parquet file, a folder saved by `datasets`, or builtin:arithmetic.
+def load_tasks(
+    path: str, prompt_column: str = "prompt", gym: dict[str, Any] | None = None
+) -> list[Task]:
+    """Tasks from a JSONL or Parquet file, a folder saved by `datasets`, builtin:arithmetic or
+    reasoning_gym:NAME, whose options are `gym`: size, seed, and those of the data set.
 
     Raises UserError, naming the row, for anything that could not be trained on.
     """
     if path.startswith("builtin:"):
         return _builtin(path.removeprefix("builtin:"))
+    if path.startswith(GYM):
+        options = {"size": GYM_ROWS, "seed": 0} | (gym or {})
+        rows = reasoning_gym_tasks(path.removeprefix(GYM), **options)
+        return [_task(row, number, path, "prompt") for number, row in enumerate(rows)]
     source = Path(path).expanduser()
     if not source.exists():
         raise UserError(f"no such data: {path}; give a JSONL or Parquet file, or a folder")

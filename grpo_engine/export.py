@@ -43,10 +43,15 @@ def export_run(run: Path, out: Path, step: int | None, merge: bool) -> None:
     write_folder(out, write)
 
 
-def _weights(run: Path, step: int | None) -> tuple[RunConfig, Path]:
+def run_config(run: Path) -> RunConfig:
+    """The config of a run folder; UserError if it is none."""
     if not (run / "config.yaml").is_file():
         raise UserError(f"{run} is no run folder: it has no config.yaml")
-    config = load_run(run / "config.yaml")
+    return load_run(run / "config.yaml")
+
+
+def _weights(run: Path, step: int | None) -> tuple[RunConfig, Path]:
+    config = run_config(run)
     name = config.weights_name
     folder = run / name if step is None else run / "checkpoints" / f"step-{step:06d}" / name
     if not folder.is_dir():

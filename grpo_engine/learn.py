@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from .errors import UserError
 from .forward import evaluating
-from .groups import Batch
+from .groups.batch import Batch
 from .kernels.options import GRPOOptions
 from .ops import grpo_loss, loss_normalizer
 from .packed import completion_logprobs
@@ -37,16 +38,16 @@ def accumulate_gradient(
     normalizer = float(
         loss_normalizer(options, batch.in_loss.sum(), (lengths * batch.in_loss).sum())
     )
-    totals = _Totals()
+    totals, kl = _Totals(), _SampleKl()
     model.train()
     for micro in micros:
         logp, entropy = _logprobs(model, batch, micro)
-        old = _packed(batch.old_logp, micro, logp)
+        old, ref = _packed(batch.old_logp, micro, logp), _packed(batch.ref_logp, micro, logp)
         out = grpo_loss(
             logp,
             old,
-            _packed(batch.ref_logp, micro, logp),
-            advantages=batch.advantages[micro].to(logp),
+            ref,
+            advantages=_advantages(batch, micro, options).to(logp),
             cu_seqlens=_offsets(lengths[micro], logp.device),
             options=options,
             normalizer=normalizer,
@@ -55,6 +56,9 @@ def accumulate_gradient(
         sampled = torch.cat([batch.rollouts[s].logp_sampler for s in micro]).to(logp)
         gap = ((logp.detach() if old is None else old) - sampled).abs()
         totals.add(out.loss.detach(), out.metrics, entropy=entropy, logp_gap=gap)
+        if ref is not None:
+            kl.add(micro, logp.detach(), ref, lengths[micro])
+    batch.kl = kl.by_sample()
     return totals.metrics()
 
 
@@ -70,6 +74,26 @@ def _logprobs(model: nn.Module, batch: Batch, micro: Sequence[int]) -> tuple[Ten
 
 def _packed(by_sample: dict[int, Tensor], micro: Sequence[int], like: Tensor) -> Tensor | None:
     return torch.cat([by_sample[s] for s in micro]).to(like.device) if by_sample else None
+
+
+def _advantages(batch: Batch, micro: Sequence[int], options: GRPOOptions) -> Tensor:
+    """[samples], or [tokens] where rewards of steps make tokens of a sample differ."""
+    if not batch.token_advantages:
+        return batch.advantages[micro]
+    if options.loss_type == "vespo":
+        raise UserError(
+            "a reward function rewards steps of a completion, and loss.loss_type vespo takes one "
+            "advantage a sample: choose another loss_type"
+        )
+    whole = batch.advantages.tolist()
+    return torch.cat(
+        [
+            batch.token_advantages[s]
+            if s in batch.token_advantages
+            else torch.full((len(batch.rollouts[s].completion_ids),), whole[s])
+            for s in micro
+        ]
+    )
 
 
 def _offsets(lengths: Tensor, device: torch.device) -> Tensor:
@@ -101,3 +125,23 @@ class _Totals:
         totals = dict(zip(names, sums, strict=True))
         tokens = max(1.0, totals["tokens"])
         return {name: x if name in self.SUMS else x / tokens for name, x in totals.items()}
+
+
+class _SampleKl:
+    """The mean KL (k3) of each sample, on the device until the step ends."""
+
+    def __init__(self) -> None:
+        self.samples: list[int] = []
+        self.means: list[Tensor] = []
+
+    def add(self, micro: Sequence[int], logp: Tensor, ref: Tensor, lengths: Tensor) -> None:
+        x = (ref - logp).clamp(-20, 20)
+        lengths = lengths.to(x.device)
+        owner = torch.repeat_interleave(torch.arange(len(micro), device=x.device), lengths)
+        sums = x.new_zeros(len(micro)).index_add_(0, owner, x.exp() - x - 1)
+        self.samples += micro
+        self.means.append(sums / lengths)
+
+    def by_sample(self) -> dict[int, float]:
+        means = torch.cat(self.means).tolist() if self.means else []
+        return dict(zip(self.samples, means, strict=True))

@@ -7,16 +7,20 @@ import platform
 import shutil
 import subprocess
 import traceback
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .board import Board
 from .config import RunConfig
 from .errors import UserError, require
-from .groups import Batch
+from .groups.batch import Batch
+from .guards.audit import audit
 from .parsing import dump_config
+from .rollout_table import AUDITED, Asked, audit_rows, rollout_table
 
 PACKAGES = "grpo-engine torch transformers peft bitsandbytes safetensors tokenizers numpy".split()
 
@@ -24,8 +28,9 @@ PACKAGES = "grpo-engine torch transformers peft bitsandbytes safetensors tokeniz
 class Ledger:
     """The run folder, apart from its checkpoints."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, *, tensorboard: bool = False) -> None:
         self.out = out
+        self._board = Board(out / "tensorboard") if tensorboard else None
         self.checkpoints = out / "checkpoints"
         self.rollouts = out / "rollouts"
         self._metrics_path = out / "metrics.jsonl"
@@ -44,24 +49,35 @@ class Ledger:
                 f"can't make the run folder {self.out}: {error.strerror}; give another --train.out"
             ) from error
 
-    def write_header(self, config: RunConfig, device: torch.device) -> None:
-        """Writes config.yaml and environment.json."""
+    def write_header(
+        self, config: RunConfig, device: torch.device, reward_versions: dict[str, str]
+    ) -> None:
+        """Writes config.yaml and environment.json; reward_versions: by reward function."""
         _replace(self.out / "config.yaml", dump_config(config))
-        _replace(self.out / "environment.json", json.dumps(environment(device), indent=2) + "\n")
+        found = environment(device) | {"rewards": reward_versions}
+        _replace(self.out / "environment.json", json.dumps(found, indent=2) + "\n")
 
-    def rewind(self, step: int) -> None:
-        """Goes on after `step`: forgets what a killed process wrote about later steps."""
+    def rewind(self, step: int, evaluated: bool = False) -> None:
+        """Goes on after `step`: forgets what a killed process wrote about later steps.
+
+        evaluated: whether `step` has been; if not, a line of an evaluation alone goes as well.
+        """
         for folder in (self.checkpoints, self.rollouts):
             folder.mkdir(parents=True, exist_ok=True)
         try:
             lines = [json.loads(line) for line in self._whole_lines()]
-            kept = [json.dumps(line) + "\n" for line in lines if line["step"] <= step]
+            kept = [
+                json.dumps(line) + "\n"
+                for line in lines
+                if line["step"] < step
+                or (line["step"] == step and (evaluated or not _is_evaluation(line)))
+            ]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{self._metrics_path} is damaged ({error}): remove the lines that are no metrics"
             ) from error
         _replace(self._metrics_path, "".join(kept))
-        for path in self.rollouts.glob("step-*.parquet"):
+        for path in (*self.rollouts.glob("step-*.parquet"), *self.out.glob("audit/step-*.md")):
             number = path.stem.removeprefix("step-")
             if number.isdigit() and int(number) > step:
                 path.unlink()
@@ -78,13 +94,16 @@ class Ledger:
         """Appends one line; a number that is not finite is written as null, as JSON wants it."""
         with self._metrics_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(_finite(values), allow_nan=False) + "\n")
+        if self._board is not None:
+            self._board.add(values)
 
-    def samples(self, step: int, batch: Batch, prompts: list[str], texts: list[str]) -> None:
-        """Writes rollouts/step-000012.parquet, a row a sample; `prompts` and `texts` are [S]."""
-        pyarrow = require("pyarrow", "train", "recording rollouts")
+    def samples(
+        self, step: int, batch: Batch, asked: Sequence[Asked], completions: Sequence[str]
+    ) -> None:
+        """Writes rollouts/step-000012.parquet, a row a sample; see `rollout_table`."""
         parquet = require("pyarrow.parquet", "train", "recording rollouts")
-        table = pyarrow.Table.from_pylist(_sample_rows(step, batch, prompts, texts))
-        target = self.rollouts / f"step-{step:06d}.parquet"
+        table = rollout_table(step, batch, asked, completions)
+        target = self._part(step)
         temporary = target.with_suffix(".tmp")
         try:
             parquet.write_table(table, temporary)
@@ -92,11 +111,27 @@ class Ledger:
         finally:
             temporary.unlink(missing_ok=True)
 
+    def audit(self, step: int, steps: int) -> Path:
+        """Lists the highest-rewarded samples of the last `steps` steps in audit/step-000500.md."""
+        parquet = require("pyarrow.parquet", "train", "reading rollouts")
+        rows = []
+        for number in range(step - steps + 1, step + 1):
+            path = self._part(number)
+            if path.exists():  # a generation may serve several steps
+                rows += audit_rows(parquet.read_table(path, columns=AUDITED))
+        path = self.out / "audit" / f"step-{step:06d}.md"
+        path.parent.mkdir(exist_ok=True)
+        _replace(path, audit(rows))
+        return path
+
     def traceback(self, error: BaseException) -> Path:
         """Keeps the traceback for whoever looks for the cause."""
         path = self.out / "error.txt"
         path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
         return path
+
+    def _part(self, step: int) -> Path:
+        return self.rollouts / f"step-{step:06d}.parquet"
 
     def _whole_lines(self) -> list[str]:
         if not self._metrics_path.exists():
@@ -120,36 +155,9 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _sample_rows(step: int, batch: Batch, prompts: list[str], texts: list[str]) -> list[dict]:
-    group_of = batch.group_of_sample().tolist()
-    return [
-        {
-            "step": step,
-            "group": group_of[i],
-            "sample": r.sample,
-            "task_row": batch.task_rows[group_of[i]],
-            "prompt": prompts[i],
-            "completion": texts[i],
-            "reward": None if math.isnan(reward := float(batch.rewards[i])) else reward,
-            "components": {name: values[i] for name, values in batch.components.items()},
-            "advantage": float(batch.advantages[i]),
-            "valid": bool(batch.valid[i]),
-            "in_loss": bool(batch.in_loss[i]),
-            "finish_reason": r.finish_reason,
-            "policy_version": r.policy_version,
-            "temperature": r.params.temperature,
-            "top_p": r.params.top_p,
-            "top_k": r.params.top_k,
-            "min_p": r.params.min_p,
-            "repetition_penalty": r.params.repetition_penalty,
-            "seed": r.params.seed,
-            "prompt_ids": r.prompt_ids,
-            "completion_ids": r.completion_ids,
-            "logp_sampler": r.logp_sampler.tolist(),
-            "logp_processed": r.logp_processed.tolist(),
-        }
-        for i, r in enumerate(batch.rollouts)
-    ]
+def _is_evaluation(line: dict[str, Any]) -> bool:
+    """Whether a line has no step in it, as before the first and after a resume."""
+    return "eval_reward" in line and "loss" not in line
 
 
 def _finite(value: Any) -> Any:

@@ -1,34 +1,137 @@
-"""The line of metrics that a step leaves behind."""
+"""The line of metrics that a step leaves behind; it is also what the guards watch."""
 
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
-import torch
-
 from .clock import Clock
-from .groups import Batch
+from .groups.batch import Batch
+from .groups.signal import CAUSES
+from .groups.states import ENV_FAILED, INVALID, STATES
+from .guards.figures import (
+    length_bucket,
+    mean_by,
+    repetition,
+    reward_length_correlation,
+    unique_share,
+)
 from .learn import MicroBatches
 
 
 def step_metrics(
-    step: int, batch: Batch, micros: MicroBatches, learned: dict[str, Any], clock: Clock
+    step: int,
+    batch: Batch,
+    micros: MicroBatches,
+    learned: dict[str, Any],
+    clock: Clock,
+    task_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """What the samples were, what was learned from them (`learned`), and how long it took."""
-    lengths = torch.tensor(batch.lengths(), dtype=torch.float32)
+    """What the samples were, what was learned from them (`learned`), and how fast it went.
+
+    task_names: [P] the kind of task of each group, by which the KL is split.
+    """
+    lengths = batch.lengths()
     forwarded = [batch.rollouts[s] for micro in micros for s in micro]
     tokens = sum(len(r.prompt_ids) + len(r.completion_ids) for r in forwarded)
-    truncated = [r.finish_reason == "length" for r in batch.rollouts]
     return {
         "step": step,
         "loss": learned["loss"],
-        "reward": float(batch.rewards[batch.valid].mean()) if batch.valid.any() else 0.0,
-        "reward_std": batch.reward_std(),
-        "no_signal": 1 - float(batch.signal.float().mean()),
+        **_rewards(batch),
         **learned,
-        "completion_length": float(lengths.mean()),
-        "truncated": sum(truncated) / len(truncated),
-        "invalid": 1 - float(torch.isfinite(batch.rewards).float().mean()),
+        **_shapes(batch, lengths),
+        **_states(batch),
+        **_signal(batch, lengths),
+        **_kl_parts(batch, lengths, task_names),
         "policy_version": batch.rollouts[0].policy_version,
-        "tokens_per_s_sample": clock.rate(float(lengths.sum()), "sample"),
+        "tokens_per_s_sample": clock.rate(sum(lengths), "sample"),
         "tokens_per_s_train": clock.rate(tokens, "train", "update"),
-        "time_ms": {stage: round(ms, 3) for stage, ms in clock.ms.items()},
     }
+
+
+def _rewards(batch: Batch) -> dict[str, Any]:
+    counted = batch.valid & ~batch.anchors
+    group = batch.group_of_sample()[counted].tolist()
+    rewards = batch.rewards[counted].tolist()
+    bands = [batch.origins[g].band or "medium" for g in group]
+    return {
+        "reward": sum(rewards) / len(rewards) if rewards else 0.0,
+        "reward_std": batch.reward_std(),
+        "reward_by_band": mean_by(bands, rewards, [1.0] * len(rewards)),
+        "components": {
+            name: sum(given) / len(given)
+            for name, column in batch.components.items()
+            if (given := [x for x in column if x is not None])
+        },
+    }
+
+
+def _shapes(batch: Batch, lengths: Sequence[int]) -> dict[str, float]:
+    sampled = [i for i, anchor in enumerate(batch.anchors.tolist()) if not anchor]
+    chosen = [batch.rollouts[i] for i in sampled]
+    offsets = batch.cu_groups.tolist()
+    spans = [range(a, b) for a, b in pairwise(offsets)]
+    rewards = batch.rewards.tolist()
+    correlation = reward_length_correlation(
+        [[rewards[i] for i in span] for span in spans],
+        [[lengths[i] for i in span] for span in spans],
+    )
+    shapes = {
+        "completion_length": sum(lengths[i] for i in sampled) / len(sampled),
+        "repetition": sum(repetition(r.completion_ids) for r in chosen) / len(chosen),
+        "unique": sum(
+            unique_share(batch.rollouts[i].completion_ids for i in span) for span in spans
+        )
+        / len(spans),
+        "group_size": len(chosen) / len(spans),
+        "effective_group_size": int((batch.valid & ~batch.anchors).sum()) / len(spans),
+        "temperature": sum(r.params.temperature for r in chosen) / len(chosen),
+        "max_tokens": max(r.params.max_tokens for r in chosen),
+    }
+    return shapes if correlation is None else shapes | {"reward_length": correlation}
+
+
+def _states(batch: Batch) -> dict[str, Any]:
+    counts = Counter(batch.states)
+    samples = len(batch.states)
+    truncated = sum(r.finish_reason == "length" for r in batch.rollouts)
+    return {
+        "truncated": truncated / samples,
+        "invalid": counts[INVALID] / samples,
+        "env_failed": counts[ENV_FAILED] / samples,
+        "anchors": int(batch.anchors.sum()),
+        "states": {state: counts[state] for state in STATES if counts[state]},
+    }
+
+
+def _signal(batch: Batch, lengths: Sequence[int]) -> dict[str, Any]:
+    causes = Counter(batch.signal_causes)
+    taught = int(batch.signal.sum())
+    rounds = [origin.round for origin in batch.origins]
+    return {
+        "no_signal": 1 - taught / len(batch.signal),
+        "no_signal_causes": {cause: causes[cause] for cause in CAUSES},
+        "groups_drawn": len(batch.signal),
+        "groups_extra": sum(round_ > 0 for round_ in rounds),
+        "tokens_sampled": sum(lengths),
+        "tokens_per_signal_group": sum(lengths) / taught if taught else None,
+    }
+
+
+def _kl_parts(
+    batch: Batch, lengths: Sequence[int], task_names: Sequence[str] | None
+) -> dict[str, dict[str, float]]:
+    if not batch.kl:
+        return {}
+    samples = sorted(batch.kl)
+    group = batch.group_of_sample().tolist()
+    values, weights = [batch.kl[s] for s in samples], [float(lengths[s]) for s in samples]
+    bands = [batch.origins[group[s]].band or "medium" for s in samples]
+    parts = {
+        "kl_by_length": mean_by([length_bucket(lengths[s]) for s in samples], values, weights),
+        "kl_by_band": mean_by(bands, values, weights),
+    }
+    if task_names is not None:
+        names = [task_names[group[s]] for s in samples]
+        parts["kl_by_task"] = mean_by(names, values, weights)
+    return parts

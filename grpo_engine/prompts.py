@@ -55,10 +55,14 @@ def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
 
 
 def check_room(
-    encoded: Sequence[Sequence[int]], context: int | None, vocab: int, source: str
+    encoded: Sequence[Sequence[int]],
+    context: int | None,
+    vocab: int,
+    source: str,
+    first_row: int = 0,
 ) -> None:
     """Raises UserError for a prompt that is empty, fills the context, or has an unknown id."""
-    for number, ids in enumerate(encoded):
+    for number, ids in enumerate(encoded, start=first_row):
         if not ids:
             raise UserError(f"{source} row {number}: the prompt has no tokens")
         if context is not None and len(ids) >= context:

@@ -10,12 +10,15 @@ from .errors import UserError
 from .forward import context_length, evaluating
 from .packed import completion_logprobs
 
-# Keys that may be changed on purpose in the middle of a run. A resume is bitwise if those that
-# enter a step (steps under a schedule or warm-up, lr, max_grad_norm, token_budget) are not.
+# Keys that may be changed on purpose in the middle of a run; a dot at the end: a whole section. A
+# resume is bitwise if those that enter a step (steps under a schedule or warm-up, lr,
+# max_grad_norm, token_budget) are not.
 FREE = (
     "train.steps train.lr train.max_grad_norm train.eval_every train.checkpoint_every "
     "train.keep_checkpoints train.out train.token_budget train.gradient_checkpointing "
-    "data.eval_path data.eval_limit model.device"
+    "data.eval_path data.eval_limit data.regression_path model.device train.audit_every "
+    "train.tensorboard scoring.workers scoring.max_failed early_stop.evaluations "
+    "early_stop.min_gain guards."
 ).split()
 PROBE_TOKENS = 64
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # nats, across machines
@@ -27,7 +30,7 @@ def check_same_config(stored: dict[str, Any], given: dict[str, Any]) -> None:
     changed = [
         key
         for key in sorted(stored.keys() | given.keys())
-        if key not in FREE and stored.get(key) != given.get(key)
+        if not _is_free(key) and stored.get(key) != given.get(key)
     ]
     if changed:
         key = changed[0]
@@ -35,6 +38,10 @@ def check_same_config(stored: dict[str, Any], given: dict[str, Any]) -> None:
             f"--resume with another {', '.join(changed)} ({key} was {stored.get(key)!r}, now "
             f"{given.get(key)!r}); put it back, or start a new run with another train.out"
         )
+
+
+def _is_free(key: str) -> bool:
+    return any(key.startswith(name) if name.endswith(".") else key == name for name in FREE)
 
 
 def check_same_data(stored: str, given: str) -> None:
@@ -70,5 +77,5 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value
+            flat[f"{prefix}{key}"] = value  # the steps of a schedule are numbers
     return flat

@@ -3,20 +3,20 @@
 import json
 from pathlib import Path
 
+import pyarrow.parquet as parquet
 from safetensors.torch import load_file
 
-from grpo_engine.config import (
-    DataConfig,
-    GroupsConfig,
-    LoraConfig,
-    ModelConfig,
-    RewardConfig,
-    RunConfig,
-    SamplingConfig,
-    TrainConfig,
+from grpo_engine.config import DataConfig, LoraConfig, ModelConfig, RunConfig, TrainConfig
+from grpo_engine.curriculum.config import (
+    AnchorsConfig,
+    CurriculumConfig,
+    ReplayConfig,
+    VariantsConfig,
 )
 from grpo_engine.errors import Interrupted
+from grpo_engine.guards.config import GuardsConfig, KlConfig, StopConfig
 from grpo_engine.kernels.options import GRPOOptions
+from grpo_engine.sample_config import GroupsConfig, RewardConfig, SamplingConfig, ScoringConfig
 from grpo_engine.trainer import Trainer
 
 # Pays for digits, so that a model with random weights finds some and can find more.
@@ -26,8 +26,16 @@ def digits(completions, **columns):
 """
 GROUPS = {
     "sampling": SamplingConfig,
+    "scoring": ScoringConfig,
     "groups": GroupsConfig,
+    "curriculum": CurriculumConfig,
+    "variants": VariantsConfig,
+    "anchors": AnchorsConfig,
+    "replay": ReplayConfig,
     "loss": GRPOOptions,
+    "kl": KlConfig,
+    "guards": GuardsConfig,
+    "early_stop": StopConfig,
     "train": TrainConfig,
     "data": DataConfig,
     "model": ModelConfig,
@@ -51,7 +59,10 @@ def tiny_config(folder: Path, tmp_path: Path, *, lora: LoraConfig | None = None,
         "loss": {},
         "train": {"steps": 6, "prompts_per_step": 4, "lr": 1e-3, "out": str(tmp_path / "run")},
     }
-    made = {name: GROUPS[name](**{**defaults[name], **groups.get(name, {})}) for name in defaults}
+    made = {
+        name: cls(**{**defaults.get(name, {}), **groups.get(name, {})})
+        for name, cls in GROUPS.items()
+    }
     rewards = groups.get("rewards", [RewardConfig(f"{reward}:digits")])
     return RunConfig(lora=lora, rewards=rewards, **made)
 
@@ -65,6 +76,12 @@ class StoppingTrainer(Trainer):
         if self.state.step == self.stop_after:
             raise Interrupted(15)
         return super().step()
+
+
+def rollouts_of(config: RunConfig, step: int) -> list[dict]:
+    """The recorded samples of a step."""
+    path = Path(config.train.out) / "rollouts" / f"step-{step:06d}.parquet"
+    return parquet.read_table(path).to_pylist()
 
 
 def final_weights(config: RunConfig) -> dict:

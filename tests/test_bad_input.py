@@ -123,8 +123,8 @@ def test_a_missing_answer_column(good, capsys):
     [
         ("raises", "the reward raises raised ZeroDivisionError"),
         ("nothing", "the reward nothing returned NoneType"),
-        ("nan", "nan returned None, NaN or infinity for all 4"),
-        ("none", "none returned None, NaN or infinity for all 4"),
+        ("nan", "4 of 4 samples of this step have no reward: the reward nan returned nan"),
+        ("none", "none returned None for all 4"),
         ("short", "the reward short returned 1 values for 4 completions"),
         ("words", "the reward words returned 'good'"),
         ("absent", "has no function absent"),
@@ -135,11 +135,13 @@ def test_a_reward_that_does_not_work(good, capsys, function, says):
     assert says in fails(good, capsys)
 
 
-def test_the_traceback_lies_in_the_run_folder(good, capsys):
-    good["rewards"] = [{"function": "my.py:raises"}]
+@pytest.mark.parametrize("isolate", [True, False])
+def test_the_place_in_a_reward_file_that_raised(good, capsys, isolate):
+    good["rewards"] = [{"function": "my.py:raises", "isolate": isolate}]
     line = fails(good, capsys)
     assert "run/error.txt" in line
-    assert "return 1 / 0" in Path("run/error.txt").read_text()
+    number = Path("my.py").read_text().splitlines().index("    return 1 / 0") + 1
+    assert f"division by zero (my.py:{number})" in line
 
 
 def test_group_size_1(good, capsys):

@@ -14,7 +14,8 @@ from conftest import write_jsonl
 from grpo_engine.config import RewardConfig
 from grpo_engine.data import Task, TaskStream, fingerprint, load_tasks
 from grpo_engine.errors import UserError
-from grpo_engine.rewards import load_rewards, score
+from grpo_engine.rewards.load import load_rewards
+from grpo_engine.rewards.score import Scorer
 
 CHAT = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
 ROWS = [
@@ -198,13 +199,13 @@ def test_columns_called_prompt_completion_and_group_reach_rewards_unchanged(tmp_
     )
     tasks = load_tasks(str(write_jsonl(tmp_path / "tasks.jsonl", rows)), "q")
     assert [task.prompt for task in tasks] == ["1+1=", "2+2="]
-    (loaded,) = load_rewards([RewardConfig(f"{reward}:f")], "answer", tasks)
+    (loaded,) = load_rewards([RewardConfig(f"{reward}:f", isolate=False)])
     arguments = {
         "prompts": ["1+1=", "2+2="],
         "completions": ["x", "y"],
         "completion_ids": [[1]] * 2,
     }
-    score([loaded], arguments, {n: [t.columns[n] for t in tasks] for n in tasks[0].columns})
+    Scorer([loaded]).score(arguments, {n: [t.columns[n] for t in tasks] for n in tasks[0].columns})
     assert loaded.function.seen == {
         "prompts": ["1+1=", "2+2="],
         "completions": ["x", "y"],

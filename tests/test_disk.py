@@ -17,14 +17,15 @@ from grpo_engine.checkpoint import (
     save_checkpoint,
     write_folder,
 )
-from grpo_engine.config import DataConfig, GroupsConfig, ModelConfig, RewardConfig, RunConfig
+from grpo_engine.config import DataConfig, ModelConfig, RewardConfig, RunConfig
 from grpo_engine.errors import Interrupted, UserError
-from grpo_engine.groups import make_batch
-from grpo_engine.kernels.options import GRPOOptions
+from grpo_engine.groups.batch import Origin
+from grpo_engine.groups.make import make_batch
 from grpo_engine.ledger import Ledger
 from grpo_engine.parsing import load_run
-from grpo_engine.rewards import Scores
 from grpo_engine.rollout import Rollout, SamplingParams
+from grpo_engine.rollout_table import Asked
+from samples import rules, samples_of
 
 CPU = torch.device("cpu")
 CONFIG = RunConfig(ModelConfig("m"), DataConfig("d.jsonl"), [RewardConfig("exact")])
@@ -194,7 +195,7 @@ def test_numbers_that_json_does_not_know_are_null(tmp_path):
 @pytest.mark.parametrize("left", ["metrics", "checkpoint"])
 def test_folder_that_holds_a_run_is_refused(tmp_path, left):
     ledger = opened(tmp_path)
-    ledger.write_header(CONFIG, CPU)
+    ledger.write_header(CONFIG, CPU, {})
     ledger.create()  # a run that did not get to its first line may be started anew
     if left == "metrics":
         ledger.metrics({"step": 0})
@@ -213,11 +214,12 @@ def test_run_folder_that_cannot_be_made_is_named(tmp_path):
 
 
 def test_config_and_environment_of_a_run_are_recorded(tmp_path):
-    opened(tmp_path).write_header(CONFIG, CPU)
+    opened(tmp_path).write_header(CONFIG, CPU, {"exact": "v1"})
     assert load_run(tmp_path / "config.yaml") == CONFIG
     recorded = json.loads((tmp_path / "environment.json").read_text())
     assert recorded["packages"]["torch"] == torch.__version__
     assert set(recorded["packages"]) >= {"grpo-engine", "transformers", "peft", "bitsandbytes"}
+    assert recorded["rewards"] == {"exact": "v1"}
     assert (recorded["python"], recorded["device"]) == (platform.python_version(), "cpu")
     head = Path(__file__).parents[1] / ".git" / "HEAD"
     assert (recorded["commit"] is not None) == head.exists()
@@ -229,9 +231,15 @@ def test_rollouts_hold_a_row_a_sample(tmp_path):
         Rollout([5, 6], ids, -torch.ones(len(ids)), -torch.ones(len(ids)) / 2, end, 0, i, params, 4)
         for i, (ids, end) in enumerate([([7, 1], "stop"), ([], "stop"), ([8, 9], "length")])
     ]
-    scores = Scores([1.0, None, 0.0], {"f.a": [1.0, None, 0.0], "g": [None, None, None]})
-    batch = make_batch([17], [rollouts], scores, GroupsConfig("mask"), GRPOOptions())
-    opened(tmp_path).samples(12, batch, ["p"] * 3, ["x", "", "y"])
+    made = samples_of(
+        [[1.0, None, 0.0]],
+        components={"f.a": [1.0, None, 0.0], "g": [None, None, None]},
+        groups=[rollouts],
+        origins=[Origin(4, 17, 2, "hard", 1)],
+    )
+    batch = make_batch(made, rules())
+    asked = [Asked("<bos>p", "p", {"answer": 3})]
+    opened(tmp_path).samples(12, batch, asked, ["x", "", "y"])
     assert [p.name for p in (tmp_path / "rollouts").iterdir()] == ["step-000012.parquet"]
     rows = pyarrow.parquet.read_table(tmp_path / "rollouts" / "step-000012.parquet").to_pylist()
 
@@ -239,7 +247,14 @@ def test_rollouts_hold_a_row_a_sample(tmp_path):
         return [row[name] for row in rows]
 
     assert column("reward") == [1.0, None, 0.0]
-    assert column("components") == [{"f.a": x, "g": None} for x in (1.0, None, 0.0)]
+    assert column("components") == [[("f.a", x), ("g", None)] for x in (1.0, None, 0.0)]
+    assert column("state") == ["valid", "invalid", "budget"]  # 2 tokens of 256: no room was left
+    assert column("cause") == [None, "no reward applies", "the context was full"]
+    assert (column("variant"), column("band"), column("round")) == ([2] * 3, ["hard"] * 3, [1] * 3)
+    assert column("task") == ['{"answer": 3}'] * 3
+    assert (column("prompt"), column("sent")) == (["<bos>p"] * 3, ['"p"'] * 3)
+    names = "adapter reward_version sampling environment tools".split()
+    assert [column(name)[0] for name in names] == ["a", "r", "s", "", ""]
     assert (column("valid"), column("in_loss")) == ([True, False, True], [True, False, False])
     assert column("advantage") == pytest.approx([0.5 / 0.5001, 0.0, -0.5 / 0.5001])
     assert (column("task_row"), column("sample"), column("step")) == ([17] * 3, [0, 1, 2], [12] * 3)

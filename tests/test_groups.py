@@ -7,43 +7,11 @@ import pytest
 import torch
 
 from conftest import make_model
-from grpo_engine.config import GroupsConfig
-from grpo_engine.groups import batch_from_json, batch_to_json, make_batch, micro_batches
+from grpo_engine.groups.batch import micro_batches
+from grpo_engine.groups.stored import BY_SAMPLE, PLAIN, TENSORS, batch_from_json, batch_to_json
 from grpo_engine.kernels.options import GRPOOptions
 from grpo_engine.learn import accumulate_gradient, score_logprobs
-from grpo_engine.rewards import Scores
-from grpo_engine.rollout import Rollout, SamplingParams
-
-TEMPERATURE = 0.7
-STOPS, CUT, FAILED = "stop", "length", "error"
-
-
-def rollout(prompt: list[int], length: int, finish: str = STOPS, seed: int = 0) -> Rollout:
-    generator = torch.Generator().manual_seed(1000 * seed + length)
-    ids = torch.randint(3, 70, (length,), generator=generator).tolist()
-    logp = -torch.rand(length, generator=generator)
-    params = SamplingParams(temperature=TEMPERATURE, stop=("x",), seed=5)
-    return Rollout(prompt, ids, logp, 2 * logp, finish, seed, 0, params, 3)
-
-
-def batch_of(rewards, finish=None, lengths=None, prompts=None, truncated="mask", options=None):
-    """A batch of groups; nested lists: a value a sample, `prompts`: one a group."""
-    finish = finish or [[STOPS] * len(group) for group in rewards]
-    lengths = lengths or [[2 + i for i in range(len(group))] for group in rewards]
-    prompts = prompts or [[5] * (3 + g) for g in range(len(rewards))]
-    groups = [
-        [
-            rollout(prompt, n, f, seed=10 * g + i)
-            for i, (n, f) in enumerate(zip(lengths[g], finish[g], strict=True))
-        ]
-        for g, prompt in enumerate(prompts)
-    ]
-    total = [None if r is None else float(r) for group in rewards for r in group]
-    config = GroupsConfig(truncated=truncated)
-    rows = [7 * g for g in range(len(rewards))]
-    scores = Scores(total, {"f": total})
-    return make_batch(rows, groups, scores, config, options or GRPOOptions())
-
+from samples import CUT, FAILED, STOPS, TEMPERATURE, batch_of
 
 # Rewards 1, 0, 0, 1: mean 1/2, standard deviation 1/2; without the last: mean 1/3, deviation
 # sqrt(2)/3. Advantages are divided by the deviation + 1e-4.
@@ -125,7 +93,7 @@ def test_groups_with_the_same_prompt_are_kept_apart():
     # Fault 17: two draws of one row, or two rows with one text, are two experiments.
     prompt = [5, 6, 7]
     batch = batch_of([[1, 0], [100, 300]], prompts=[prompt, prompt])
-    assert batch.task_rows == [0, 7]
+    assert [origin.row for origin in batch.origins] == [0, 7]
     assert batch.cu_groups.tolist() == [0, 2, 4]
     assert batch.group_of_sample().tolist() == [0, 0, 1, 1]
     big = 100 / (100 + 1e-4)
@@ -178,14 +146,16 @@ def test_batch_survives_json_bit_for_bit():
     batch.rollouts[0].logp_processed[1] = -math.inf
     batch.old_logp = {s: r.logp_sampler / 3 for s, r in enumerate(batch.rollouts)}
     batch.ref_logp = {4: batch.rollouts[4].logp_sampler * 1e-30}
+    batch.token_advantages = {1: torch.tensor([0.1, 1 / 3]), 3: torch.tensor([-1e-30])}
     again = batch_from_json(json.loads(json.dumps(batch_to_json(batch))))
-    for name in ("cu_groups", "rewards", "valid", "in_loss", "advantages", "signal"):
+    for name in TENSORS:
         assert_same_bits(getattr(again, name), getattr(batch, name))
-    for name in ("old_logp", "ref_logp"):
+    for name in BY_SAMPLE:
         assert getattr(again, name).keys() == getattr(batch, name).keys()
         for sample, values in getattr(batch, name).items():
             assert_same_bits(getattr(again, name)[sample], values)
-    assert (again.task_rows, again.components) == (batch.task_rows, batch.components)
+    for name in ("origins", *PLAIN):
+        assert getattr(again, name) == getattr(batch, name), name
     for ours, theirs in zip(again.rollouts, batch.rollouts, strict=True):
         for name, value in vars(theirs).items():
             if isinstance(value, torch.Tensor):

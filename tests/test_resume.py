@@ -9,8 +9,8 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 
+from grpo_engine import trainer as trainer_module
 from grpo_engine.checkpoint import load_checkpoint
-from grpo_engine.collect import Collector
 from grpo_engine.config import LoraConfig, RunConfig
 from grpo_engine.errors import Interrupted, UserError
 from grpo_engine.trainer import Trainer
@@ -154,18 +154,19 @@ def test_an_evaluation_that_was_interrupted_is_made_up_once(model_folder, tmp_pa
     held_out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"eval_path": str(held_out)}
     config = tiny_config(model_folder, tmp_path, data=data, train={"steps": 4, "eval_every": 2})
-    real = Collector.evaluate
+    real = trainer_module.evaluate
 
-    def interrupted(self, step, progress):
+    def interrupted(source, scorer, sampler, config, step, progress):
         if step == 4:
             raise Interrupted(15)
-        return real(self, step, progress)
+        return real(source, scorer, sampler, config, step, progress)
 
-    monkeypatch.setattr(Collector, "evaluate", interrupted)
+    monkeypatch.setattr(trainer_module, "evaluate", interrupted)
     with pytest.raises(Interrupted):
         Trainer(config).run()
-    monkeypatch.setattr(Collector, "evaluate", real)
-    Trainer(config, resume=True).run()
+    monkeypatch.setattr(trainer_module, "evaluate", real)
+    for _ in range(2):  # the checkpoint of step 4 is that from before its evaluation
+        Trainer(config, resume=True).run()
     evaluated = [line["step"] for line in metrics_of(config) if "eval_reward" in line]
     assert evaluated == [0, 2, 4]
 

@@ -105,7 +105,7 @@ def test_truncation_is_in_logp_processed_and_never_in_logp_sampler(changes):
             wanted = filtered(logits[read - 1], row[:read], params)[token]
             assert float(r.logp_processed[t]) == pytest.approx(wanted, abs=2e-5)
         untruncated = stock_logprobs(model, r.prompt_ids, r.completion_ids, 1.3)
-        torch.testing.assert_close(r.logp_sampler.double(), untruncated, atol=1e-5, rtol=0)
+        torch.testing.assert_close(r.logp_sampler.double(), untruncated, atol=2e-5, rtol=0)
         moved = max(moved, float((r.logp_processed - r.logp_sampler).abs().max()))
     assert moved > 0.1
     for r in (r for group in groups for r in group[1::2]):

@@ -14,9 +14,10 @@ from conftest import make_model
 from grpo_engine import learn
 from grpo_engine.config import LoraConfig, RewardConfig
 from grpo_engine.errors import UserError
-from grpo_engine.groups import micro_batches
+from grpo_engine.groups.batch import micro_batches
 from grpo_engine.trainer import Trainer
 from runs import final_weights, metrics_of, tiny_config
+from samples import batch_of
 
 METRICS = (
     "step loss reward reward_std no_signal kl entropy clip_region grad_norm lr completion_length "
@@ -236,8 +237,6 @@ def test_a_reward_that_edits_its_arguments_does_not_edit_the_samples(model_folde
 
 
 def test_no_forward_of_ragged_samples_passes_the_budget():
-    from test_groups import batch_of
-
     batch = batch_of([[1.0, 0.0] * 20] * 2)
     for rollout in batch.rollouts:
         rollout.completion_ids[:] = [3] * 4

@@ -1,0 +1,179 @@
+"""What the practice around the loss costs and gains, on the quickstart's model.
+
+    python examples/quickstart/prepare.py runs/practice/model
+    python -m grpo_engine.benchmarks.practice idle|faults|resample runs/practice/model
+
+idle: reward workers, record and guards as a share of a step. faults: 30 steps whose reward hangs
+on one sample in 50, kills its own process on another, returns NaN on a third, against the same
+steps without. resample: optimiser steps to a held-out accuracy where 70 % of the prompts teach
+nothing, with and without drawing others in their place.
+"""
+
+import argparse
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ..config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from ..data import load_tasks
+from ..guards.config import StopConfig
+from ..kernels.options import GRPOOptions
+from ..sample_config import GroupsConfig, RewardConfig, SamplingConfig, ScoringConfig
+from ..trainer import Trainer
+
+TIMEOUT_S = 0.5
+FAULTS = """
+import os, time, zlib
+
+def right(completions, completion_ids, prompts, answer, step):
+    return [float(c == a) for c, a in zip(completions, answer)]
+
+def faulty(completions, completion_ids, prompts, answer, step):
+    for i, ids in enumerate(completion_ids):
+        place = zlib.crc32(repr((prompts[i], ids, step)).encode()) % 50
+        if place == 0:
+            while True:
+                time.sleep(1)
+        if place == 1:
+            os.kill(os.getpid(), 9)
+    values = right(completions, completion_ids, prompts, answer, step)
+    for i, ids in enumerate(completion_ids):
+        if zlib.crc32(repr((prompts[i], ids, step)).encode()) % 50 == 2:
+            values[i] = float("nan")
+    return values
+"""
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="practice", description=__doc__.splitlines()[0])
+    parser.add_argument("case", choices=("idle", "faults", "resample"))
+    parser.add_argument("model", type=Path, help="the quickstart's model folder")
+    parser.add_argument("--out", type=Path, default=Path("runs/practice"), help="overwritten")
+    parser.add_argument("--steps", type=int, help="default: 50, 30 and 150")
+    given = parser.parse_args()
+    case = {"idle": idle, "faults": faults, "resample": resample}[given.case]
+    print(json.dumps(case(given.model, given.out, given.steps), indent=2))
+
+
+def idle(model: Path, out: Path, steps: int | None) -> dict[str, Any]:
+    """Shares of the summed stage timers; the first steps, which warm up, are left out."""
+    reward = _file(out, "right", FAULTS)
+    lines = _run(_config(model, out / "idle", steps or 50, rewards=[RewardConfig(reward)]))[5:]
+    stages = {stage for line in lines for stage in line["time_ms"]}
+    ms = {s: median(line["time_ms"].get(s, 0.0) for line in lines) for s in sorted(stages)}
+    practice = sum(ms.get(stage, 0.0) for stage in ("reward", "record", "guard"))
+    return {"median_ms": ms, "share": practice / sum(ms.values())}
+
+
+def faults(model: Path, out: Path, steps: int | None) -> dict[str, Any]:
+    """Seconds of both runs, and what is left of the difference without the time-outs."""
+    found = {}
+    for name in ("right", "faulty"):
+        reward = RewardConfig(_file(out, name, FAULTS), timeout_s=TIMEOUT_S)
+        lines = _run(_config(model, out / name, steps or 30, rewards=[reward]))
+        found[name] = {
+            "steps": len(lines),
+            "seconds": sum(sum(line["time_ms"].values()) for line in lines) / 1000,
+            "causes": _causes(out / name),
+        }
+    workers = ScoringConfig().workers
+    hangs = found["faulty"]["causes"].get("timed out", 0)
+    waited = hangs * TIMEOUT_S / workers
+    plain = found["right"]["seconds"]
+    beyond = found["faulty"]["seconds"] - plain - waited
+    return found | {"seconds_of_time_outs": waited, "loss_of_speed_beyond": beyond / plain}
+
+
+def resample(model: Path, out: Path, steps: int | None) -> dict[str, Any]:
+    """Held-out accuracy by optimiser step, and the tokens sampled until then."""
+    data = out / "mostly-hopeless.jsonl"
+    data.parent.mkdir(parents=True, exist_ok=True)
+    rows = [
+        # Seven of ten have an answer that nobody gives.
+        {"prompt": task.prompt, "answer": task.columns["answer"] if i % 10 < 3 else "none"}
+        for i, task in enumerate(load_tasks("builtin:arithmetic", "prompt"))
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = {}
+    for policy in ("skip", "resample"):
+        config = _config(
+            model,
+            out / policy,
+            steps or 150,
+            data=DataConfig(str(data), eval_path="builtin:arithmetic-eval"),
+            groups=GroupsConfig(no_signal=policy, most_extra=6.0),
+            eval_every=10,
+            prompts=8,
+        )
+        tokens, curve = 0, []
+        for line in _run(config):
+            tokens += line.get("tokens_sampled", 0)
+            if "eval_reward" in line:
+                curve.append([line["step"], round(line["eval_reward"], 3), tokens])
+        found[policy] = {"step, held-out, tokens sampled": curve}
+    return found
+
+
+def _config(
+    model: Path,
+    out: Path,
+    steps: int,
+    *,
+    data: DataConfig | None = None,
+    eval_every: int = 10_000,
+    prompts: int = 32,
+    **changes: Any,
+) -> RunConfig:
+    config = RunConfig(
+        ModelConfig(str(model), dtype="float32"),
+        data or DataConfig("builtin:arithmetic"),
+        [RewardConfig("exact")],
+        lora=None,
+        sampling=SamplingConfig(group_size=8, max_tokens=5),
+        loss=GRPOOptions(beta=0.04),
+        early_stop=StopConfig(evaluations=None),
+        train=TrainConfig(
+            steps=steps,
+            prompts_per_step=prompts,
+            lr=2e-4,
+            eval_every=eval_every,
+            checkpoint_every=10_000,
+            out=str(out),
+        ),
+    )
+    return replace(config, **changes)
+
+
+def _run(config: RunConfig) -> list[dict[str, Any]]:
+    out = Path(config.train.out)
+    shutil.rmtree(out, ignore_errors=True)
+    Trainer(config).run()
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def _file(out: Path, name: str, content: str) -> str:
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "practice_reward.py"
+    path.write_text(content)
+    return f"{path}:{name}"
+
+
+def _causes(run: Path) -> dict[str, int]:
+    """Samples whose reward failed, by how."""
+    import pyarrow.parquet as parquet
+
+    counts: dict[str, int] = {}
+    for path in (run / "rollouts").glob("*.parquet"):
+        for cause in parquet.read_table(path, columns=["cause"])["cause"].to_pylist():
+            for kind in ("timed out", "lost its process", "returned nan"):
+                if cause is not None and kind in cause:
+                    counts[kind] = counts.get(kind, 0) + 1
+    return counts
+
+
+if __name__ == "__main__":
+    main()

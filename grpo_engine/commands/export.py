@@ -1,0 +1,26 @@
+"""grpo export: the weights of a run, or of one of its checkpoints, as a folder of its own."""
+
+import argparse
+from pathlib import Path
+
+from .common import quiet
+
+
+def run(args: list[str]) -> int:
+    """Writes the folder and says where."""
+    parser = argparse.ArgumentParser(
+        prog="grpo export", description="The weights of a run as a folder that other tools load."
+    )
+    parser.add_argument("run", type=Path, help="a run folder")
+    parser.add_argument("out", type=Path, help="the folder to make")
+    parser.add_argument("--step", type=int, help="of this checkpoint (default: the final weights)")
+    parser.add_argument(
+        "--merge", action="store_true", help="the adapter merged into a copy of its base model"
+    )
+    given = parser.parse_args(args)
+    quiet()
+    from ..export import export_run
+
+    export_run(given.run, given.out, given.step, given.merge)
+    print(f"written: {given.out}")
+    return 0

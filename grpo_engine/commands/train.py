@@ -1,0 +1,67 @@
+"""grpo train: see parsing.py for its arguments."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import Interrupted, UserError
+from .common import fail, quiet
+
+if TYPE_CHECKING:
+    from ..data import Messages
+    from ..ledger import Ledger
+
+
+def run(args: list[str]) -> int:
+    """Trains; an error of a run that began leaves its traceback in the run folder."""
+    from ..parsing import parse_run
+
+    config, resume = parse_run(args)
+    quiet()
+    from ..ledger import Ledger
+    from ..trainer import Trainer
+
+    out = Path(config.train.out)
+    trainer = None
+    try:
+        trainer = Trainer(config, resume=resume)
+        state = trainer.run()
+    except Interrupted as stop:
+        print(f"stopped; the last whole step is saved in {out}; go on with --resume")
+        return 128 + stop.signum
+    except Exception as error:
+        return _report(error, Ledger(out), began=trainer is not None)
+    weights = out / config.weights_name
+    if state.eval_before is not None and state.eval_last is not None:
+        print(f"held-out reward {state.eval_before:.3f} -> {state.eval_last:.3f}")
+    print(f"run folder: {out}   weights: {weights}")
+    print(f"next: {_program()} sample {out} {_example(trainer.parts.train.prompt(0))}")
+    return 0
+
+
+def _report(error: Exception, ledger: "Ledger", began: bool) -> int:
+    """One line for the user; the traceback goes into the run folder, unless that is another's."""
+    known = isinstance(error, UserError | OSError)
+    text = str(error) if known else f"unexpected {type(error).__name__}: {error}"
+    if ledger.out.is_dir() and (began or not ledger.holds_run()):
+        try:
+            text += f" (traceback: {ledger.traceback(error)})"
+        except OSError:
+            pass  # the disk may be what failed
+    elif not known:
+        raise error
+    return fail(text, code=2 if known else 1)
+
+
+def _program() -> str:
+    """How this program was called, so that the printed command can be typed."""
+    return os.path.relpath(sys.argv[0]) if os.sep in sys.argv[0] else "grpo"
+
+
+def _example(prompt: "str | Messages") -> str:
+    """The beginning of a prompt of the data as arguments of `grpo sample`."""
+    if isinstance(prompt, str):
+        return shlex.quote(prompt[:60])
+    return f"--chat {shlex.quote(prompt[-1]['content'][:60])}"

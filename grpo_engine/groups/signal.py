@@ -1,0 +1,73 @@
+"""Groups that teach nothing, by cause."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import pstdev
+
+import numpy as np
+
+from ..sample_config import GroupsConfig
+from .states import ENV_FAILED, INVALID
+
+ALL_CORRECT, ALL_WRONG, ALL_MALFORMED, ENVIRONMENT, LOW_VARIANCE = CAUSES = (
+    "all_correct",
+    "all_wrong",
+    "all_malformed",
+    "environment",
+    "low_variance",
+)
+
+
+def signal_causes(
+    rewards: np.ndarray,
+    valid: np.ndarray,
+    states: Sequence[str],
+    gate_failed: Sequence[str | None],
+    cu_groups: Sequence[int],
+    config: GroupsConfig,
+    min_std: float,
+) -> list[str | None]:
+    """[P] why a group carries no signal; None where it does.
+
+    rewards: [S] float64 raw totals, before ranks and scaling, which would turn noise into spread.
+    valid: [S] bool. gate_failed: [S] the gate that a sample failed. A group carries signal if at
+    least two valid samples differ and their standard deviation is above `min_std`.
+    """
+    with np.errstate(over="ignore"):  # such a sample is not valid
+        narrow, counts = rewards.astype(np.float32).tolist(), valid.tolist()
+    return [
+        _cause(
+            [narrow[i] for i in range(first, last) if counts[i]],
+            states[first:last],
+            gate_failed[first:last],
+            config,
+            min_std,
+        )
+        for first, last in pairwise(cu_groups)
+    ]
+
+
+def _cause(
+    rewards: list[float],
+    states: Sequence[str],
+    gate_failed: Sequence[str | None],
+    config: GroupsConfig,
+    min_std: float,
+) -> str | None:
+    if len(rewards) >= 2 and max(rewards) > min(rewards) and _std_above(rewards, min_std):
+        return None
+    lost = [state for state in states if state in (INVALID, ENV_FAILED)]
+    if len(rewards) < 2 and lost:
+        return ENVIRONMENT if lost.count(ENV_FAILED) * 2 > len(lost) else ALL_MALFORMED
+    judged = zip(gate_failed, states, strict=True)
+    if all(gate is not None or state == INVALID for gate, state in judged):
+        return ALL_MALFORMED
+    if rewards and min(rewards) >= config.correct_at:
+        return ALL_CORRECT
+    if rewards and max(rewards) <= config.low_at:
+        return ALL_WRONG
+    return LOW_VARIANCE
+
+
+def _std_above(rewards: list[float], least: float) -> bool:
+    return least == 0 or pstdev(rewards) > least

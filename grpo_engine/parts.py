@@ -1,0 +1,89 @@
+"""What a run is made of: policy, tasks, rewards, sampler; loaded and checked together."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import RunConfig
+from .curriculum.variants import Variants
+from .data import fingerprint
+from .errors import UserError
+from .forward import causal_lm, context_length
+from .model import Policy, load_policy
+from .rewards.load import check_answers, load_rewards
+from .rewards.score import Scorer
+from .sampler import GroupSampler
+from .taskset import TaskSet
+
+
+@dataclass
+class Parts:
+    """Used as a context: the reward workers end with it."""
+
+    policy: Policy
+    train: TaskSet
+    heldout: TaskSet | None
+    regression: TaskSet | None
+    scorer: Scorer
+    sampler: GroupSampler
+
+    def __enter__(self) -> "Parts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.scorer.close()
+
+    @property
+    def data_hash(self) -> str:
+        """Of the tasks that are trained on."""
+        return fingerprint(self.train.tasks)
+
+
+def load_parts(config: RunConfig, resume: Path | None) -> Parts:
+    """resume: the folder of trained weights to go on from."""
+    data, variants = config.data, config.variants
+    # First what fails soonest: a typo in a reward file need not wait for a model.
+    scorer = Scorer(load_rewards(config.rewards, data.answer_column), config.scoring)
+    try:
+        policy = load_policy(
+            config.model, config.lora, needs_reference=_needs_reference(config), resume=resume
+        )
+        if config.train.gradient_checkpointing:
+            causal_lm(policy.model).gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
+        train = TaskSet(data.path, data, policy, Variants(variants.templates, variants.column))
+        others = [
+            None if path is None else TaskSet(path, data, policy, heldout=True)
+            for path in (data.eval_path, data.regression_path)
+        ]
+        for source in (train, *others):
+            check_answers(scorer.rewards, source.tasks if source is not None else [])
+        sampler = GroupSampler(policy.model, policy.tokenizer)
+        _check_ends(config, sampler)
+        _check_budget(config, train, context_length(policy.model))
+    except BaseException:
+        scorer.close()
+        raise
+    return Parts(policy, train, *others, scorer, sampler)
+
+
+def _needs_reference(config: RunConfig) -> bool:
+    return config.loss.beta > 0 or config.replay.mode == "kl"
+
+
+def _check_ends(config: RunConfig, sampler: GroupSampler) -> None:
+    if not sampler.eos_ids and not config.sampling.stop:
+        raise UserError(
+            f"{config.model.path} names no EOS token and sampling.stop is empty: no answer "
+            "would ever end; add eos_token_id to its generation_config.json"
+        )
+
+
+def _check_budget(config: RunConfig, train: TaskSet, context: int | None) -> None:
+    longest = train.longest + config.sampling.max_tokens
+    longest = min(longest, context or longest)
+    if longest > config.train.token_budget:
+        raise UserError(
+            f"train.token_budget {config.train.token_budget} is below the longest prompt "
+            f"and sampling.max_tokens together: set it to at least {longest}"
+        )

@@ -1,0 +1,55 @@
+"""The built-in rewards: plain functions in TRL's form, usable with any trainer.
+
+Each takes lists over the samples under the names TRL uses (`prompts`, `completions`,
+`completion_ids`, and columns of the data), options by keyword, and returns a number or None (can't
+be judged, which is not 0) per completion. A completion is a string or chat messages. `answers` are
+the gold answers, `groups` the number of each sample's group. Options are checked before anything
+else, so a call with empty lists checks them.
+"""
+
+from collections.abc import Callable
+
+from .ensemble import combine_members, ensemble
+from .gym import reasoning_gym, reasoning_gym_tasks
+from .length import length_normalized, length_penalty, repetition, soft_overlong
+from .math_answer import math
+from .model import reward_model
+from .options import text_of
+from .python_tests import python_tests
+from .text import exact, format, fuzzy
+
+BUILTIN: dict[str, Callable] = {
+    f.__name__: f
+    for f in (
+        exact,
+        fuzzy,
+        math,
+        format,
+        length_penalty,
+        length_normalized,
+        soft_overlong,
+        repetition,
+        reasoning_gym,
+        python_tests,
+        reward_model,
+    )
+}
+
+__all__ = [
+    "BUILTIN",
+    "combine_members",
+    "ensemble",
+    "exact",
+    "format",
+    "fuzzy",
+    "length_normalized",
+    "length_penalty",
+    "math",
+    "python_tests",
+    "reasoning_gym",
+    "reasoning_gym_tasks",
+    "repetition",
+    "reward_model",
+    "soft_overlong",
+    "text_of",
+]

@@ -1,0 +1,247 @@
+"""Calls the reward functions of a step, each where it runs, and puts their answers side by side."""
+
+import asyncio
+import copy
+import inspect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UserError
+from ..sample_config import ComponentConfig, ScoringConfig
+from .builtin.ensemble import combine_members
+from .load import Reward, version_of
+from .load_function import raised
+from .process import check_steps
+from .protocol import EnvFailed, Plain, accepted, plain_values
+from .total import Components, StepRows, prepare_components
+from .workers import Job, Outcome, WorkerPool
+
+
+@dataclass
+class Scores:
+    """What the reward functions said of the samples of a step."""
+
+    components: dict[str, list[float | None]]
+    """[S] each, as returned. None: not applicable, which is not the same as 0"""
+    failures: list[str | None]
+    """[S] why a reward call failed for this sample, which makes it invalid"""
+    env_failures: list[str | None]
+    """[S] why its environment failed"""
+    steps: dict[str, StepRows] = field(default_factory=dict)
+    """[S] each, of functions that reward steps of a completion; `components` has their means"""
+    configs: dict[str, ComponentConfig] = field(default_factory=dict)
+    """by component"""
+
+    def prepared(self, lengths: Sequence[int]) -> Components:
+        """As numbers that can be summed; lengths: [S] tokens of the completions."""
+        return prepare_components(self.components, self.steps, self.configs, lengths)
+
+    def rewards(self, lengths: Sequence[int], floor: float) -> list[float | None]:
+        """Weighted sums; None where no reward applies, or a call or an environment failed."""
+        totals = self.prepared(lengths).total(floor).tolist()
+        failed = zip(self.failures, self.env_failures, strict=True)
+        return [
+            None if any(causes) or math.isnan(total) else total
+            for total, causes in zip(totals, failed, strict=True)
+        ]
+
+    @classmethod
+    def join(cls, parts: "Sequence[Scores]") -> "Scores":
+        """Those of several draws, in order."""
+        joined = cls({}, [], [])
+        for part in parts:
+            samples, before = len(part.failures), len(joined.failures)
+            for mine, theirs in (
+                (joined.components, part.components),
+                (joined.steps, part.steps),
+            ):
+                for name in mine.keys() | theirs.keys():
+                    rows = mine.setdefault(name, [None] * before)
+                    rows.extend(theirs.get(name, [None] * samples))
+            joined.failures += part.failures
+            joined.env_failures += part.env_failures
+            joined.configs |= part.configs
+        return joined
+
+
+class Scorer:
+    """Reward functions with the workers that run them; usable without a trainer of ours.
+
+    `Scorer([reward_of(f), *load_rewards(...)]).score(arguments, columns)`; close it after use.
+    """
+
+    def __init__(self, rewards: Sequence[Reward], scoring: ScoringConfig | None = None) -> None:
+        self.rewards = list(rewards)
+        self.scoring = scoring or ScoringConfig()
+        self.version = version_of(self.rewards, self.scoring)
+        self.failed = 0
+        """calls that failed so far, counted by sample"""
+        self._leaves = [m for r in self.rewards for m in (r.members or (r,))]
+        self._isolated = [leaf for leaf in self._leaves if leaf.spec is not None]
+        self._pool = None
+        if self._isolated:
+            specs = [leaf.spec for leaf in self._isolated]
+            self._pool = WorkerPool(specs, self.scoring.workers)
+        self.named = self._named_arguments()
+        """arguments that a function names; of PASSED_WHEN_NAMED no others need to be there"""
+
+    def __enter__(self) -> "Scorer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def restarts(self) -> int:
+        """Workers that were replaced so far."""
+        return self._pool.restarts if self._pool is not None else 0
+
+    def _named_arguments(self) -> set[str]:
+        here = [leaf.function for leaf in self._leaves if leaf.spec is None]
+        signatures = [inspect.signature(function) for function in here]
+        if self._pool is not None:
+            signatures += self._pool.signatures
+        return {name for signature in signatures for name in signature.parameters}
+
+    def close(self) -> None:
+        """Ends the workers."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def score(self, arguments: dict[str, Any], columns: dict[str, list]) -> Scores:
+        """Calls every function for all samples; a call that fails makes its sample invalid.
+
+        arguments: lists over the samples under the names of `protocol.RESERVED` (`step` is a
+        number). columns: the other columns of the data, one value a sample.
+        Raises UserError if a function returns no list of the right length, or if more than
+        `max_failed` of the samples failed.
+        """
+        count = len(arguments["completions"])
+        outcomes = self._call_all(arguments, columns, count)
+        scores = Scores({}, [None] * count, [None] * count)
+        for reward in self.rewards:
+            given = outcomes[id(reward)] if not reward.members else self._combined(reward, outcomes)
+            _enter(scores, reward, given, arguments["completion_ids"])
+        self._check_failures(scores, count)
+        return scores
+
+    def _call_all(
+        self, arguments: dict[str, Any], columns: dict[str, list], count: int
+    ) -> dict[int, Outcome]:
+        jobs = []
+        for index, leaf in enumerate(self._isolated):
+            jobs.append(
+                Job(
+                    index,
+                    leaf.name,
+                    arguments | columns,
+                    count,
+                    leaf.config.timeout_s,
+                    split=not leaf.config.compares,
+                )
+            )
+        outcomes = self._pool.call(jobs) if jobs else []
+        found = {id(leaf): o for leaf, o in zip(self._isolated, outcomes, strict=True)}
+        for leaf in self._leaves:
+            if leaf.spec is None:
+                found[id(leaf)] = _call_here(leaf, arguments | columns, count)
+        return found
+
+    def _combined(self, reward: Reward, outcomes: dict[int, Outcome]) -> Outcome:
+        members = [outcomes[id(member)] for member in reward.members]
+        for member, outcome in zip(reward.members, members, strict=True):
+            for value in outcome.values:
+                if not (value is None or isinstance(value, float)):
+                    raise UserError(
+                        f"the reward {member.name} is a member of an ensemble and must return "
+                        f"plain numbers; given {str(value)[:40]!r}"
+                    )
+        options = reward.config.options
+        values = combine_members(
+            [m.values for m in members],
+            rule=options.get("rule", "mean"),
+            tolerance=options.get("tolerance", 0.0),
+        )
+        failures = [
+            next((cause for cause in causes if cause is not None), None)
+            for causes in zip(*(m.failures for m in members), strict=True)
+        ]
+        return Outcome(values, failures)
+
+    def _check_failures(self, scores: Scores, count: int) -> None:
+        causes = [cause for cause in scores.failures if cause is not None]
+        self.failed += len(causes)
+        if len(causes) > self.scoring.max_failed * count:
+            raise UserError(
+                f"{len(causes)} of {count} samples of this step have no reward: {causes[0]}; "
+                "mend the function, or raise scoring.max_failed"
+            )
+        applies = [x for column in scores.components.values() for x in column if x is not None]
+        if count and not applies and not causes and not any(scores.env_failures):
+            names = ", ".join(reward.name for reward in self.rewards)
+            raise UserError(
+                f"no sample of this step has a reward: {names} returned None for all {count}; "
+                "does the function know these prompts?"
+            )
+
+
+def _enter(
+    scores: Scores, reward: Reward, outcome: Outcome, completion_ids: Sequence[Sequence[int]]
+) -> None:
+    count = len(scores.failures)
+    for i, (value, failure) in enumerate(zip(outcome.values, outcome.failures, strict=True)):
+        if failure is not None:
+            scores.failures[i] = scores.failures[i] or f"the reward {reward.name} {failure}"
+        elif isinstance(value, EnvFailed):
+            scores.env_failures[i] = scores.env_failures[i] or value.cause
+        else:
+            for part, number in _parts(value).items():
+                name = reward.name if part is None else f"{reward.name}.{part}"
+                column = scores.components.setdefault(name, [None] * count)
+                scores.configs[name] = reward.config.component(part)
+                if number is not None and not math.isfinite(number):
+                    scores.failures[i] = f"the reward {name} returned {number}"
+                else:
+                    column[i] = number
+            if isinstance(value, list):
+                check_steps(value, len(completion_ids[i]), reward.name, i)
+                scores.steps.setdefault(reward.name, [None] * count)[i] = value
+
+
+def _parts(value: Plain) -> dict[str | None, float | None]:
+    if isinstance(value, list):
+        rewards = [step.reward for step in value]
+        return {None: sum(rewards) / len(rewards) if rewards else None}
+    return value if isinstance(value, dict) else {None: value}
+
+
+def _call_here(reward: Reward, arguments: dict[str, Any], count: int) -> Outcome:
+    """In this process: all samples at once; one by one, to find the culprits, if that raises."""
+    try:
+        return Outcome(_run(reward, arguments, count), [None] * count)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        if reward.config.compares or count == 1:
+            return Outcome([None] * count, [raised(error)] * count)
+    single = [
+        _call_here(reward, {n: _only(v, i) for n, v in arguments.items()}, 1) for i in range(count)
+    ]
+    return Outcome([o.values[0] for o in single], [o.failures[0] for o in single])
+
+
+def _only(value: Any, i: int) -> Any:
+    return value[i : i + 1] if isinstance(value, list) else value
+
+
+def _run(reward: Reward, arguments: dict[str, Any], count: int) -> list[Plain]:
+    renamed = {name: arguments[column] for name, column in reward.renames.items()}
+    # Copies: a function that edits its arguments must not edit the data or the samples.
+    signature = inspect.signature(reward.function)
+    given = copy.deepcopy(accepted(signature, arguments | renamed, reward.name))
+    values = reward.function(**given)
+    if inspect.isawaitable(values):
+        values = asyncio.run(asyncio.wait_for(values, reward.config.timeout_s))
+    return plain_values(values, reward.name, count)

@@ -1,0 +1,101 @@
+"""From components to totals: bounds, length, weights, gates. Plain arrays, no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..sample_config import ComponentConfig
+from .process import StepReward
+
+StepRows = list[list[StepReward] | None]
+
+
+@dataclass
+class Components:
+    """The components of a step as numbers that can be summed."""
+
+    names: list[str]
+    values: np.ndarray
+    """[C, S] float64, after bounds and length; NaN where a component does not apply"""
+    configs: list[ComponentConfig]
+    gate_failed: list[str | None]
+    """[S] the first gate that a sample failed"""
+    refused: list[str | None]
+    """[S] the first component that made a sample invalid"""
+    lengths: Sequence[int]
+    steps: dict[str, StepRows]
+    """[S] each: the rewards of steps of the components that have them"""
+
+    def weight(self, name: str) -> float:
+        """The factor of a component in its sum."""
+        return self.configs[self.names.index(name)].weight
+
+    def total(self, floor: float) -> np.ndarray:
+        """[S] float64: weighted sums, `floor` behind a failed gate, NaN where nothing applies."""
+        return self.weighted(self.values, floor)
+
+    def weighted(self, values: np.ndarray, floor: float | np.ndarray) -> np.ndarray:
+        """The sum of other `values` [C, S] in place of these."""
+        # Rewards of steps reach the loss as advantages of tokens: once is enough.
+        pairs = zip(self.names, self.configs, strict=True)
+        weights = np.array([0.0 if name in self.steps else c.weight for name, c in pairs])
+        weights = weights.reshape(-1, 1)
+        applies = ~np.isnan(values)
+        sums = np.where(applies, values, 0.0) * weights
+        total = np.where(applies.any(0), sums.sum(0), np.nan)
+        failed = np.array([gate is not None for gate in self.gate_failed], bool)
+        return np.where(failed & ~np.isnan(total), floor, total)
+
+
+def prepare_components(
+    components: dict[str, list[float | None]],
+    steps: dict[str, StepRows],
+    configs: dict[str, ComponentConfig],
+    lengths: Sequence[int],
+) -> Components:
+    """components: [S] each, as the functions returned them; of one with rewards of steps, which are
+    in `steps` as well, their mean. configs: by the same names.
+
+    lengths: [S] tokens of the completions. A gate is judged on the number as it was returned; one
+    that does not apply is passed.
+    """
+    samples = len(lengths)
+    names = list(components)
+    raw = np.array(
+        [[np.nan if x is None else x for x in components[name]] for name in names], np.float64
+    ).reshape(len(names), samples)
+    chosen = [configs[name] for name in names]
+    values = np.array(
+        [_rescaled(row, config, lengths) for row, config in zip(raw, chosen, strict=True)]
+    ).reshape(raw.shape)
+    return Components(
+        names,
+        values,
+        chosen,
+        _first_below(names, raw, [c.gate for c in chosen]),
+        _first_below(names, raw, [c.valid_from for c in chosen]),
+        lengths,
+        steps,
+    )
+
+
+def _rescaled(row: np.ndarray, config: ComponentConfig, lengths: Sequence[int]) -> np.ndarray:
+    if config.bounds is not None:
+        low, high = config.bounds
+        row = np.clip((row - low) / (high - low), 0.0, 1.0)
+    if config.per_tokens is not None:
+        row = row / np.maximum(1.0, np.asarray(lengths, np.float64) / config.per_tokens)
+    return row
+
+
+def _first_below(
+    names: Sequence[str], raw: np.ndarray, least: Sequence[float | None]
+) -> list[str | None]:
+    found: list[str | None] = [None] * raw.shape[1]
+    for name, row, bound in zip(names, raw, least, strict=True):
+        if bound is None:
+            continue
+        for i in np.flatnonzero(row < bound):  # NaN is not below
+            found[i] = found[i] or name
+    return found

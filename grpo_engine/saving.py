@@ -1,0 +1,118 @@
+"""Where a run stands, on disk: checkpoints written, found again and gone on from."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from .checkpoint import (
+    Checkpoint,
+    is_saved,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
+from .collect import Collector
+from .config import RunConfig
+from .errors import UserError
+from .forward import causal_lm
+from .groups.batch import Batch
+from .groups.stored import batch_from_json, batch_to_json
+from .ledger import Ledger
+from .optim import Optimizer
+from .parts import Parts
+from .resume import check_same_config, check_same_data, check_same_policy, probe
+from .signals import StopSignals
+from .watch import Watch
+
+
+@dataclass
+class State:
+    """Where the run stands after its last whole step."""
+
+    step: int = 0
+    iteration: int = 0
+    """optimiser steps made on `batch`"""
+    batch: Batch | None = None
+    """a generation that is not used up"""
+    skipped: int = 0
+    skipped_in_row: int = 0
+    evaluated: int | None = None
+    """the step of the last evaluation"""
+    eval_before: float | None = None
+    eval_last: float | None = None
+
+
+@dataclass
+class Saver:
+    """Everything of a run that a checkpoint holds."""
+
+    config: RunConfig
+    ledger: Ledger
+    parts: Parts
+    collector: Collector
+    watch: Watch
+    optimizer: Optimizer
+
+    def save(self, state: State, signals: StopSignals) -> None:
+        """Writes the checkpoint of this step if it is not there yet; OSError if the disk fails."""
+        if is_saved(self.ledger.checkpoints, state.step):
+            return
+        tensors, optimizer = self.optimizer.state()
+        values = {
+            "state": {**vars(state), "batch": state.batch and batch_to_json(state.batch)},
+            "collector": self.collector.state(),
+            "watch": self.watch.state(),
+            "policy_version": self.parts.sampler.policy_version,
+            "optimizer": optimizer,
+            "config": self.config.to_dict(),
+            "data": self.parts.data_hash,
+            "reward_version": self.parts.scorer.version,
+            "probe": self._probe(),
+        }
+        with signals.shield():
+            save_checkpoint(
+                self.ledger.checkpoints,
+                state.step,
+                values,
+                tensors,
+                lambda folder: self.parts.policy.save(folder / self.config.weights_name),
+                self.config.train.keep_checkpoints,
+                spare=self.watch.early_stop.best_step,
+            )
+
+    def restore(self, checkpoint: Checkpoint) -> State:
+        """The state of `checkpoint`; UserError where data or policy are not those of the run."""
+        values = checkpoint.values
+        check_same_data(values["data"], self.parts.data_hash)
+        dtype = causal_lm(self.parts.policy.model).dtype
+        check_same_policy(values["probe"], self._probe(), dtype)
+        try:
+            state = State(**values["state"])
+            self.collector.load(values["collector"])
+            self.watch.load(values["watch"])
+        except (TypeError, KeyError) as error:
+            raise UserError(
+                f"{checkpoint.folder} was written by another version of grpo-engine ({error})"
+            ) from error
+        if state.batch is not None:
+            state.batch = batch_from_json(values["state"]["batch"])
+        self.parts.sampler.policy_version = values["policy_version"]
+        self.optimizer.load(checkpoint.tensors, values["optimizer"])
+        self.ledger.rewind(state.step, evaluated=state.evaluated == state.step)
+        return state
+
+    def _probe(self) -> list[float]:
+        return probe(self.parts.policy.model, self.parts.train.ids(0))
+
+
+def newest_checkpoint(ledger: Ledger, config: dict[str, Any]) -> Checkpoint | None:
+    """What --resume goes on from; None for a run that was stopped before its first: it begins
+    again. UserError if there is no run, or its config was another."""
+    found = list_checkpoints(ledger.checkpoints)
+    if not found:
+        if not ledger.holds_run():
+            raise UserError(f"{ledger.out} holds no run to resume: leave out --resume")
+        ledger.rewind(-1)
+        return None
+    checkpoint = load_checkpoint(found[-1])
+    check_same_config(checkpoint.values["config"], config)
+    return checkpoint

@@ -1,0 +1,83 @@
+"""What looks after a run: guards, the weight of the KL, the early stop.
+
+All of it changes in `observe` and `evaluated` alone, so a checkpoint between steps holds it whole.
+"""
+
+import dataclasses
+from typing import Any
+
+from .config import LR_ALL_WEIGHTS, LR_LORA, RunConfig
+from .guards import Alarm, Context, EarlyStop, Guards, KlController
+from .kernels.options import GRPOOptions
+
+
+class Watch:
+    """The guards of a run of `grpo train` and what they may do."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.options = config.loss
+        self.kl = KlController(config.kl, config.loss.beta)
+        context = Context(
+            temperature=config.sampling.settings()[0].temperature,
+            beta=config.loss.beta,
+            lr=config.lr,
+            default_lr=LR_ALL_WEIGHTS if config.lora is None else LR_LORA,
+            max_tokens=config.sampling.max_tokens,
+            group_size=config.sampling.group_size,
+        )
+        self.guards = Guards(config.guards, context)
+        self.early_stop = EarlyStop(config.early_stop)
+        self.stop: str | None = None
+        """why the run ends before its last step"""
+        self._news: dict[str, float] = {}  # of an evaluation, for the guards' next look
+
+    def loss_options(self, step: int) -> GRPOOptions:
+        """The loss of a step, with the weight of the KL as it is then."""
+        return dataclasses.replace(self.options, beta=self.kl.beta(step))
+
+    def observe(self, metrics: dict[str, Any]) -> list[Alarm]:
+        """Takes the metrics of a step; moves the weight of the KL for the next one."""
+        if self.options.beta > 0 and metrics["tokens"]:
+            self.kl.observe(metrics["kl"])
+        alarms = self.guards.observe(metrics | self._news)
+        self._news = {}
+        for alarm in alarms:
+            if alarm.action == "raise_beta":
+                self.kl.raise_beta()
+            if alarm.action == "stop":
+                self.stop = f"guard {alarm.guard}"
+        return alarms
+
+    def evaluated(self, step: int, reward: float, regression: float | None) -> None:
+        """Takes the held-out reward of a step, and that of the regression set."""
+        self._news = {"eval_reward": reward}
+        if regression is not None:
+            self._news["eval_regression"] = regression
+        self.early_stop.observe(step, reward)
+        self._stop_if_without_gain()
+
+    def finish(self, step: int) -> list[Alarm]:
+        """What the guards say to an evaluation that no step followed."""
+        alarms = self.guards.observe({"step": step} | self._news) if self._news else []
+        self._news = {}
+        return alarms
+
+    def state(self) -> dict[str, Any]:
+        """Plain values from which `load` goes on."""
+        parts = {name: getattr(self, name).state() for name in ("kl", "guards", "early_stop")}
+        return parts | {"news": self._news}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from `state`."""
+        for name in ("kl", "guards", "early_stop"):
+            getattr(self, name).load(state[name])
+        self._news = state["news"]
+        self._stop_if_without_gain()  # by the config of now: a resumed run may be given more
+
+    def _stop_if_without_gain(self) -> None:
+        stop = self.early_stop
+        if stop.exhausted:
+            self.stop = (
+                f"{stop.without_gain} evaluations without a gain; best: step {stop.best_step} "
+                f"({stop.best:.3f}), kept in checkpoints/"
+            )

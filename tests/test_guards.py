@@ -1,0 +1,66 @@
+"""Guards on recorded runs of the quickstart (tests/data/guards): collapses, and healthy ones."""
+
+import pytest
+
+from guard_runs import alarms, recorded, said
+
+COLLAPSES = [
+    ("temperature", "diversity", "temperature 0.2 is low", "sampling.temperature 1.0"),
+    ("beta", "pull", "KL coefficient 10 pulls", "loss.beta 1"),
+    ("learning_rate", "kl", "learning rate 0.02", "train.lr 0.002"),
+    ("constant", "no_signal", "the reward was 0.5 for every sample so far", "grpo doctor"),
+    ("length", "length_pay", "the reward pays for length", "a length penalty"),
+    ("reference", "kl_zero", "the reference follows the policy", "model.reference"),
+]
+
+
+@pytest.mark.parametrize("run, guard, cause, remedy", COLLAPSES)
+def test_a_collapse_is_named_within_20_steps(run, guard, cause, remedy):
+    first = alarms(*recorded(run))[0]
+    assert first.guard == guard
+    assert first.step <= 20
+    assert first.shown
+    assert first.causes[0][0].startswith(cause)
+    assert first.causes[0][1].startswith(remedy)
+
+
+@pytest.mark.parametrize("run, cause", [(run, cause) for run, _, cause, _ in COLLAPSES])
+def test_whatever_else_speaks_names_the_same_cause_first(run, cause):
+    for alarm in alarms(*recorded(run)):
+        assert alarm.causes[0][0].startswith(cause), str(alarm)
+
+
+@pytest.mark.parametrize("run", ["healthy0", "healthy1", "healthy2"])
+def test_a_healthy_run_of_100_steps_triggers_none(run):
+    lines, context = recorded(run)
+    assert [line["step"] for line in lines] == list(range(1, 101))
+    assert alarms(lines, context) == []
+
+
+def test_the_line_of_a_low_temperature():
+    assert str(alarms(*recorded("temperature"))[0]) == (
+        "step 3: guard diversity: unique 0.203 < 0.25. Likely: temperature 0.2 is low -> try "
+        "sampling.temperature 1.0; then KL coefficient; then gradient norm; then learning rate."
+    )
+
+
+def test_the_line_of_a_high_learning_rate():
+    assert str(alarms(*recorded("learning_rate"))[0]) == (
+        "step 4: guard kl: KL 4 > 1. Likely: learning rate 0.02 (20,000 times the default): the "
+        "reward fell from 0.38 to 0.0091 in 3 steps -> try train.lr 0.002; then temperature; then "
+        "a reward that pays for length; then gradient norm."
+    )
+
+
+def test_a_constant_reward_moves_nothing_so_its_kl_of_zero_is_no_error():
+    lines, context = recorded("constant")
+    assert all(line["kl"] == 0 and line["beta"] > 0 for line in lines)
+    assert "kl_zero" not in {guard for _, guard in said(lines, context)}
+
+
+def test_length_is_seen_without_the_correlation_too():
+    lines, context = recorded("length")
+    lines = [{k: v for k, v in line.items() if k != "reward_length"} for line in lines]
+    found = [a for a in alarms(lines, context) if a.guard == "length_rise"]
+    assert [a.step for a in found] == [17]
+    assert found[0].causes[0][0] == "a reward that pays for length"

@@ -1,0 +1,65 @@
+"""The audit of the highest-rewarded samples, and reward hacking as a judgment."""
+
+import pytest
+
+from grpo_engine.guards import audit, hacking
+from grpo_engine.guards.audit import heldout_share
+
+
+def row(reward, completion="4", **changes):
+    base = {"length": 2, "repetition": 0.0, "components": {"exact": reward}, "step": 5}
+    return {"reward": reward, "completion": completion, "task_row": 7, **base, **changes}
+
+
+def test_the_table_of_the_highest():
+    rows = [
+        row(0.5, "b"),
+        row(None, "never paid"),
+        row(1.0, "a|b\nc", length=9, repetition=0.25, components={"exact": 1.0, "format": None}),
+        row(0.5, "second of equals"),
+        row(0.1, "low"),
+    ]
+    assert audit(rows, count=2) == (
+        "| reward | length | repetition | components | step | task_row | completion |\n"
+        "| --- | --- | --- | --- | --- | --- | --- |\n"
+        '| 1.000 | 9 | 0.250 | exact 1.000, format - | 5 | 7 | "a\\|b\\nc" |\n'
+        '| 0.500 | 2 | 0.000 | exact 0.500 | 5 | 7 | "b" |\n'
+    )
+
+
+def test_the_table_shows_twenty_and_cuts_long_answers():
+    table = audit([row(1.0, "x" * 1000)] * 30).splitlines()
+    assert len(table) == 22
+    assert table[2].endswith(f'| "{"x" * 160}..." |')
+
+
+# Halves of 5 are the first and the last two: training 0.4 to 0.8, held-out 0.5 to 0.52.
+GAMED = [(0.3, 0.5), (0.5, 0.5), (0.6, 0.9), (0.7, 0.52), (0.9, 0.52)]
+
+
+def test_training_up_and_held_out_flat_is_a_judgment_with_numbers():
+    assert heldout_share(GAMED) == pytest.approx(0.05)
+    assert hacking(GAMED) == (
+        "training reward up by 0.400 over 5 evaluations, held-out by +0.020: the reward may be "
+        "gamed"
+    )
+    assert hacking(GAMED, least_share=0.04) is None
+
+
+@pytest.mark.parametrize(
+    "evaluations",
+    [
+        [],
+        GAMED[:2],
+        [(0.4, 0.5), (0.5, 0.6), (0.8, 0.8)],  # both rise
+        [(0.8, 0.5), (0.8, 0.5), (0.95, 0.5)],  # up by 0.15 of 0.95: less than a fifth
+        [(0.8, 0.5), (0.6, 0.4), (0.2, 0.1)],  # both fall
+    ],
+)
+def test_no_judgment(evaluations):
+    assert hacking(evaluations) is None
+
+
+def test_a_held_out_fall_is_the_clearest_case():
+    assert heldout_share([(0.2, 0.6), (0.5, 0.5), (0.7, 0.4)]) == pytest.approx(-0.4)
+    assert "held-out by -0.200" in hacking([(0.2, 0.6), (0.5, 0.5), (0.7, 0.4)])

@@ -1,0 +1,156 @@
+"""What looks after a run, in a run: early stop, the best checkpoint, regression, audit, KL."""
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from conftest import write_jsonl
+from grpo_engine.checkpoint import list_checkpoints
+from grpo_engine.errors import UserError
+from grpo_engine.sample_config import RewardConfig
+from grpo_engine.trainer import Trainer
+from runs import metrics_of, rollouts_of, tiny_config
+
+# Held-out rewards by the step at which they are asked for; the training reward varies as it likes.
+SCRIPT = """
+HELDOUT = {0: 0.1, 1: 0.3, 2: 0.5, 3: 0.5, 4: 0.4, 5: 0.45, 6: 0.9}
+REGRESSION = {0: 0.8, 1: 0.75, 2: 0.72, 3: 0.6, 4: 0.6, 5: 0.6, 6: 0.6}
+
+def scripted(completions, kind, step):
+    train = [float(len(c) % 3) for c in completions]
+    tables = {"heldout": HELDOUT, "regression": REGRESSION}
+    return [tables[k][step] if k else r for k, r in zip(kind, train)]
+"""
+
+
+@pytest.fixture
+def scripted(model_folder, tmp_path):
+    """A run whose held-out rewards are those of the script."""
+    (tmp_path / "scripted.py").write_text(SCRIPT)
+    write_jsonl(tmp_path / "data.jsonl", [{"prompt": f"say {i}", "kind": ""} for i in range(10)])
+    paths = {}
+    for name in ("heldout", "regression"):
+        rows = [{"prompt": "say b", "kind": name}]
+        paths[name] = str(write_jsonl(tmp_path / f"{name}.jsonl", rows))
+
+    def make(**groups):
+        train = {"steps": 6, "eval_every": 1, "checkpoint_every": 10, "keep_checkpoints": 1}
+        return tiny_config(
+            model_folder,
+            tmp_path,
+            rewards=[RewardConfig(f"{tmp_path}/scripted.py:scripted")],
+            data={"path": str(tmp_path / "data.jsonl"), "eval_path": paths["heldout"]}
+            | groups.pop("data", {}),
+            train=train | groups.pop("train", {}),
+            **groups,
+        )
+
+    make.regression = paths["regression"]
+    return make
+
+
+def test_run_stops_after_three_evaluations_without_gain(scripted, capsys):
+    config = scripted()
+    Trainer(config).run()
+    lines = metrics_of(config)
+    assert [line.get("eval_reward") for line in lines] == [0.1, 0.3, 0.5, 0.5, 0.4, 0.45]
+    out = capsys.readouterr().out
+    assert "stopped after step 5: 3 evaluations without a gain; best: step 2 (0.500)" in out
+    kept = list_checkpoints(Path(config.train.out) / "checkpoints")
+    assert [path.name for path in kept] == ["step-000002", "step-000005"]
+    assert (kept[0] / "model" / "model.safetensors").is_file()
+
+
+def test_early_stop_can_be_switched_off_and_asks_for_the_gain_it_is_told(scripted):
+    config = scripted(early_stop={"evaluations": None})
+    assert Trainer(config).run().step == 6
+    small = scripted(
+        early_stop={"evaluations": 2, "min_gain": 0.25}, train={"out": config.train.out + "2"}
+    )
+    # 0.3 is no gain over 0.1; 0.5 is, then nothing is.
+    assert Trainer(small).run().step == 4
+
+
+def test_regression_set_is_evaluated_and_its_fall_is_a_guard(scripted, capsys):
+    config = scripted(data={"regression_path": scripted.regression}, train={"steps": 4})
+    Trainer(config).run()
+    lines = metrics_of(config)
+    assert [line.get("eval_regression") for line in lines] == [0.8, 0.75, 0.72, 0.6, 0.6]
+    out = capsys.readouterr().out
+    assert "step 3: held-out reward 0.500  regression reward 0.600" in out
+    assert "guard regression_fall" in out and "train.lr" in out
+    # Falls of 0.05 and 0.08 are none; 0.2, seen after step 3, is said with step 4.
+    said = ["regression_fall" in line.get("alarms", []) for line in lines[1:]]
+    assert said == [False, False, False, True]
+
+
+def test_fall_at_the_last_evaluation_is_said_too(scripted, capsys):
+    config = scripted(data={"regression_path": scripted.regression}, train={"steps": 3})
+    Trainer(config).run()
+    assert "guard regression_fall" in capsys.readouterr().out
+
+
+def test_highest_rewards_are_listed_for_a_person(model_folder, tmp_path, capsys):
+    config = tiny_config(model_folder, tmp_path, train={"steps": 4, "audit_every": 2})
+    Trainer(config).run()
+    files = sorted((Path(config.train.out) / "audit").iterdir())
+    assert [path.name for path in files] == ["step-000002.md", "step-000004.md"]
+    rows = [
+        row for step in (3, 4) for row in rollouts_of(config, step) if row["reward"] is not None
+    ]
+    best = sorted(rows, key=lambda row: -row["reward"])[:20]
+    listed = files[1].read_text().splitlines()[2:]
+    assert len(listed) == 20
+    for line, row in zip(listed, best, strict=True):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[0] == f"{row['reward']:.3f}" and cells[1] == str(len(row["completion_ids"]))
+        assert int(cells[4]) in (3, 4)
+    assert f"highest rewards to look at: {files[0]}" in capsys.readouterr().out
+
+
+def test_a_reference_that_follows_the_policy_is_an_error(model_folder, tmp_path, monkeypatch):
+    config = tiny_config(model_folder, tmp_path, loss={"beta": 0.1}, train={"steps": 10})
+    trainer = Trainer(config)
+
+    @contextmanager
+    def follows():
+        yield trainer.policy.model
+
+    monkeypatch.setattr(trainer.policy, "reference", follows)
+    with pytest.raises(UserError, match=r"kl_zero.* the reference follows the policy"):
+        trainer.run()
+    assert trainer.state.step == 3  # at step 1 it is rightly 0; 2 and 3 are one too many
+    saved = json.loads((Path(config.train.out) / "checkpoints/step-000003/state.json").read_text())
+    assert saved["state"]["step"] == 3
+
+
+def test_beta_decays_over_the_steps_and_is_recorded(model_folder, tmp_path):
+    kl = {"mode": "decay", "final": 0.02, "over": 4}
+    config = tiny_config(model_folder, tmp_path, loss={"beta": 0.1}, kl=kl, train={"steps": 6})
+    Trainer(config).run()
+    betas = [line["beta"] for line in metrics_of(config)]
+    assert betas == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02, 0.02])
+
+
+def test_alarms_stand_in_the_record(model_folder, tmp_path):
+    (tmp_path / "constant.py").write_text(
+        "def constant(completions, **_):\n    return [0.5] * len(completions)\n"
+    )
+    rewards = [RewardConfig(f"{tmp_path}/constant.py:constant")]
+    config = tiny_config(model_folder, tmp_path, rewards=rewards, train={"steps": 4})
+    Trainer(config).run()
+    lines = metrics_of(config)
+    assert "no_signal" in lines[2]["alarms"] and lines[0]["alarms"] == []
+    assert lines[2]["no_signal_causes"]["low_variance"] == 4
+
+
+def test_a_run_that_stopped_early_stays_so_until_it_is_given_more(scripted, capsys):
+    config = scripted()
+    Trainer(config).run()
+    assert Trainer(config, resume=True).run().step == 5
+    assert capsys.readouterr().out.count("stopped after step 5") == 2
+    more = scripted(early_stop={"evaluations": 4})
+    assert Trainer(more, resume=True).run().step == 6
+    assert metrics_of(config)[-1]["eval_reward"] == 0.9
