@@ -1,17 +1,19 @@
 """What the practice around the loss costs and gains, on the quickstart's model.
 
     python examples/quickstart/prepare.py runs/practice/model
-    python -m grpo_engine.benchmarks.practice idle|faults|resample runs/practice/model
+    python -m grpo_engine.benchmarks.practice idle|faults|resample|collapse runs/practice/model
 
 idle: reward workers, record and guards as a share of a step. faults: 30 steps whose reward hangs
 on one sample in 50, kills its own process on another, returns NaN on a third, against the same
 steps without. resample: optimiser steps to a held-out accuracy where 70 % of the prompts teach
-nothing, with and without drawing others in their place.
+nothing, with and without drawing others in their place. collapse: six runs that are ruined on
+purpose and a healthy one, and what the guards say of them first.
 """
 
 import argparse
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -19,6 +21,7 @@ from typing import Any
 
 from ..config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from ..data import load_tasks
+from ..errors import UserError
 from ..guards.config import StopConfig
 from ..kernels.options import GRPOOptions
 from ..sample_config import GroupsConfig, RewardConfig, SamplingConfig, ScoringConfig
@@ -27,6 +30,12 @@ from ..trainer import Trainer
 TIMEOUT_S = 0.5
 FAULTS = """
 import os, time, zlib
+
+def constant(completions, **_):
+    return [0.5] * len(completions)
+
+def length(completions, completion_ids, **_):
+    return [len(ids) / 16 for ids in completion_ids]
 
 def right(completions, completion_ids, prompts, answer, step):
     return [float(c == a) for c, a in zip(completions, answer)]
@@ -50,13 +59,13 @@ def faulty(completions, completion_ids, prompts, answer, step):
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="practice", description=__doc__.splitlines()[0])
-    parser.add_argument("case", choices=("idle", "faults", "resample"))
+    cases = {"idle": idle, "faults": faults, "resample": resample, "collapse": collapse}
+    parser.add_argument("case", choices=cases)
     parser.add_argument("model", type=Path, help="the quickstart's model folder")
     parser.add_argument("--out", type=Path, default=Path("runs/practice"), help="overwritten")
-    parser.add_argument("--steps", type=int, help="default: 50, 30 and 150")
+    parser.add_argument("--steps", type=int, help="default: 50, 30, 150 and 100 (the healthy run)")
     given = parser.parse_args()
-    case = {"idle": idle, "faults": faults, "resample": resample}[given.case]
-    print(json.dumps(case(given.model, given.out, given.steps), indent=2))
+    print(json.dumps(cases[given.case](given.model, given.out, given.steps), indent=2))
 
 
 def idle(model: Path, out: Path, steps: int | None) -> dict[str, Any]:
@@ -118,6 +127,42 @@ def resample(model: Path, out: Path, steps: int | None) -> dict[str, Any]:
     return found
 
 
+def collapse(model: Path, out: Path, steps: int | None) -> dict[str, list[str]]:
+    """The alarms of each run, in their order."""
+    runs: dict[str, dict[str, Any]] = {
+        "temperature 0.2": {"sampling": SamplingConfig(8, 0.2, max_tokens=5)},
+        "beta 10": {"loss": GRPOOptions(beta=10.0)},
+        "learning rate x 100": {"lr": 2e-2},
+        "constant reward": {"rewards": [RewardConfig(_file(out, "constant", FAULTS))]},
+        "reward for length": {
+            "rewards": [RewardConfig(_file(out, "length", FAULTS))],
+            "sampling": SamplingConfig(8, max_tokens=16),
+        },
+        "reference follows": {},
+    }
+    said = {}
+    for name, changes in runs.items():
+        trainer = Trainer(_fresh(_config(model, out / "collapse", 20, **changes)))
+        if name == "reference follows":
+            trainer.policy.reference = lambda trainer=trainer: nullcontext(trainer.policy.model)
+        said[name] = _alarms(trainer)
+    healthy = _config(model, out / "healthy", steps or 100, eval_every=50)
+    healthy = replace(healthy, data=replace(healthy.data, eval_path="builtin:arithmetic-eval"))
+    said["healthy"] = _alarms(Trainer(_fresh(healthy)))
+    return said
+
+
+def _alarms(trainer: Trainer) -> list[str]:
+    said: list[str] = []
+    say = trainer.display.say
+    trainer.display.say = lambda text: say(text) if "guard " not in text else said.append(text)
+    try:
+        trainer.run()
+    except UserError as error:  # what a guard calls an error
+        said.append(f"error: {error}")
+    return said
+
+
 def _config(
     model: Path,
     out: Path,
@@ -126,6 +171,7 @@ def _config(
     data: DataConfig | None = None,
     eval_every: int = 10_000,
     prompts: int = 32,
+    lr: float = 2e-4,
     **changes: Any,
 ) -> RunConfig:
     config = RunConfig(
@@ -139,7 +185,7 @@ def _config(
         train=TrainConfig(
             steps=steps,
             prompts_per_step=prompts,
-            lr=2e-4,
+            lr=lr,
             eval_every=eval_every,
             checkpoint_every=10_000,
             out=str(out),
@@ -148,11 +194,15 @@ def _config(
     return replace(config, **changes)
 
 
+def _fresh(config: RunConfig) -> RunConfig:
+    shutil.rmtree(config.train.out, ignore_errors=True)
+    return config
+
+
 def _run(config: RunConfig) -> list[dict[str, Any]]:
-    out = Path(config.train.out)
-    shutil.rmtree(out, ignore_errors=True)
-    Trainer(config).run()
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    Trainer(_fresh(config)).run()
+    lines = Path(config.train.out, "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def _file(out: Path, name: str, content: str) -> str:

@@ -117,6 +117,7 @@ def _of_groups(batch: Batch, asked: Sequence[Asked]) -> dict[str, list]:
         "signal_cause": batch.signal_causes,
         "discarded": batch.discarded.tolist(),
         "prompt": [a.text for a in asked],
+        "prompt_ids": [batch.rollouts[i].prompt_ids for i in batch.cu_groups.tolist()[:-1]],
         "sent": [json.dumps(a.sent, default=str) for a in asked],
     }
 
@@ -124,7 +125,7 @@ def _of_groups(batch: Batch, asked: Sequence[Asked]) -> dict[str, list]:
 def _of_samples(batch: Batch, completions: Sequence[str]) -> dict[str, list]:
     rollouts = batch.rollouts
     params = "temperature top_p top_k min_p repetition_penalty max_tokens seed".split()
-    own = "sample finish_reason policy_version prompt_ids completion_ids".split()
+    own = "sample finish_reason policy_version completion_ids".split()
     logps = "logp_sampler logp_processed".split()
     names, rows = list(batch.components), zip(*batch.components.values(), strict=True)
     return {
