@@ -88,6 +88,45 @@ def test_rewards_of_steps_become_advantages_of_tokens():
     assert batch.signal.tolist() == [True]  # though the outcomes are equal
 
 
+def test_what_steps_earn_counts_as_reward_and_makes_a_group_worth_keeping():
+    found = judge_samples(with_steps(), rules())
+    assert found.rewards.tolist() == [2.0, 5.0]
+    assert found.judged.states == ["valid", "valid"]
+    assert found.causes == [None]  # or groups.no_signal resample would discard it
+    # The means are equal, the steps are not; of a component of weight 0 they are nothing.
+    equal = samples_of([[0, 0]], components={"s": [2.0, 2.0]}, steps={"s": STEPS})
+    assert judge_samples(equal, rules()).causes == [None]
+    equal.scores.configs = {"s": ComponentConfig(weight=0.0)}
+    assert judge_samples(equal, rules()).causes == ["all_wrong"]
+    same = [[StepReward(0, 1, 2.0)], [StepReward(0, 3, 2.0)]]
+    alike = samples_of([[0, 0]], components={"s": [2.0, 2.0]}, steps={"s": same})
+    assert judge_samples(alike, rules()).causes == ["all_correct"]
+
+
+def test_a_failed_gate_takes_what_steps_earned_too():
+    components = {"f": [1.0, 1.0, 0.0], "s": [2.0, 5.0, 9.0]}
+    made = samples_of(
+        [[0, 0, 0]],
+        components=components,
+        configs={"f": ComponentConfig(gate=0.5)},
+        steps={"s": [*STEPS, [StepReward(0, 4, 9.0)]]},
+    )
+    batch = make_batch(made, rules())
+    assert batch.rewards.tolist() == [3.0, 6.0, 0.0]
+    # Outcomes 1, 1, 0: mean 2/3, deviation sqrt(2)/3. Of the steps those of the first two alone.
+    good, bad = (1 / 3) / (2**0.5 / 3 + 1e-4), (-2 / 3) / (2**0.5 / 3 + 1e-4)
+    assert batch.token_advantages[0].tolist() == pytest.approx([good - 2 / STD, good])
+    assert batch.token_advantages[1].tolist() == pytest.approx([good + 2 / STD] * 3)
+    assert batch.token_advantages[2].tolist() == pytest.approx([bad] * 4)
+    gated = samples_of(
+        [[0, 0]],
+        components={"f": [1.0, 0.0], "s": [1.0, 9.0]},
+        configs={"f": ComponentConfig(gate=0.5, weight=0.0), "s": ComponentConfig(weight=0.5)},
+        steps={"s": [[StepReward(0, 2, 1.0)], [StepReward(0, 3, 9.0)]]},
+    )
+    assert judge_samples(gated, rules(scoring={"floor": 0.5})).causes == ["low_variance"]
+
+
 def test_they_are_added_to_the_outcome_s_by_their_weight():
     batch = make_batch(with_steps(rewards=((1, 0),), weight=0.5), rules())
     one = 0.5 / (0.5 + 1e-4)
@@ -117,3 +156,8 @@ def test_a_loss_of_one_advantage_a_sample_refuses_them():
     batch = make_batch(with_steps(), rules(options=options))
     with pytest.raises(UserError, match=r"vespo takes one advantage a sample"):
         accumulate_gradient(make_model(), batch, [[0, 1]], options)
+
+
+def test_min_std_is_held_against_the_deviation_that_the_loss_takes():
+    options = GRPOOptions(ddof=1, min_std=0.6)  # [1, 0]: 0.707, of the population 0.5
+    assert make_batch(samples_of([[1, 0]]), rules(options=options)).signal.tolist() == [True]

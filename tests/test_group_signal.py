@@ -13,7 +13,9 @@ from grpo_engine.sample_config import GroupsConfig
 GROUP = 4
 
 
-def cause(rewards, states=None, gates=None, min_std=0.0, valid=None, **config) -> str | None:
+def cause(
+    rewards, states=None, gates=None, min_std=0.0, valid=None, ddof=0, **config
+) -> str | None:
     states = states or ["valid"] * len(rewards)
     invalid = [s in ("invalid", "env_failed") for s in states]
     (found,) = signal_causes(
@@ -24,6 +26,7 @@ def cause(rewards, states=None, gates=None, min_std=0.0, valid=None, **config) -
         [0, len(rewards)],
         GroupsConfig(**config),
         min_std,
+        ddof,
     )
     return found
 
@@ -55,6 +58,9 @@ def test_spread_below_min_std_is_none():
     # Standard deviation 0.05.
     assert cause([0.5, 0.6], min_std=0.05 + 1e-6) == "low_variance"
     assert cause([0.5, 0.6], min_std=0.05 - 1e-6) is None
+    # With Bessel's correction 0.05 x sqrt(2) = 0.0707.
+    assert cause([0.5, 0.6], min_std=0.0706, ddof=1) is None
+    assert cause([0.5, 0.6], min_std=0.0708, ddof=1) == "low_variance"
 
 
 @pytest.mark.parametrize(

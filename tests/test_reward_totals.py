@@ -79,10 +79,13 @@ def test_component_that_makes_a_sample_invalid_is_named():
     assert found.refused == ["form", None, None]
 
 
-def test_rewards_of_steps_are_not_summed_a_second_time():
-    steps = {"s": [[StepReward(0, 2, 1.0)], None]}
-    found = total_of({"s": [1.0, None], "a": [0.25, 0.5]}, steps=steps)
-    assert found == [0.25, 0.5]
+def test_total_counts_the_mean_of_steps_and_the_outcome_does_not():
+    steps = {"s": [[StepReward(0, 1, 3.0), StepReward(1, 2, 1.0)], None]}
+    components = {"s": [2.0, None], "a": [0.25, 0.5]}
+    found = prepared(components, steps=steps, s=ComponentConfig(weight=0.5))
+    assert found.total(0.0).tolist() == [1.25, 0.5]  # 0.5 x 2 + 0.25
+    # Its steps reach the loss token by token: once is enough.
+    assert found.outcome(found.values, 0.0).tolist() == [0.25, 0.5]
 
 
 def test_sample_order_does_not_matter():

@@ -106,7 +106,8 @@ def _of_tokens(
     for part in members(cu_groups, judged.valid):
         lengths = [components.lengths[i] for i in part]
         for name, rewards in components.steps.items():
-            given = [rewards[i] for i in part]
+            # A failed gate takes what the steps earned as well.
+            given = [None if components.gate_failed[i] else rewards[i] for i in part]
             if not any(given):
                 continue
             of_steps = step_advantages(

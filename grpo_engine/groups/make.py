@@ -13,7 +13,7 @@ from ..rollout import Rollout
 from .advantages import compute_advantages
 from .batch import Batch, Origin
 from .fingerprints import Fingerprint, check_groups
-from .preprocess import PercentileWindow
+from .preprocess import PercentileWindow, members
 from .rules import Rules
 from .signal import signal_causes
 from .states import INVALID, Judged, judge
@@ -101,7 +101,11 @@ def judge_samples(samples: Samples, rules: Rules) -> Verdicts:
         samples.offsets(),
         rules.groups,
         rules.options.min_std,
+        rules.options.ddof,
     )
+    for g, part in enumerate(members(samples.offsets(), judged.valid)):
+        if components.steps_differ(part):
+            causes[g] = None
     return Verdicts(judged, components, rewards, causes)
 
 

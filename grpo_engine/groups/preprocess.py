@@ -72,7 +72,7 @@ def _totals(
     if scoring.aggregate == "normalize_then_sum":
         scales = ["group"] * len(scales)
     if all(scale == "none" for scale in scales):
-        return components.total(scoring.floor)
+        return components.outcome(components.values, scoring.floor)
     parts = {"group": groups, "batch": [np.flatnonzero(judged.valid)]}
     scaled = [
         row if scale == "none" else scale_over(row, parts[scale], options)
@@ -80,9 +80,9 @@ def _totals(
     ]
     # A floor of raw rewards may lie high among z-scores: a failed gate is never above an answer.
     passed = np.array([gate is None for gate in components.gate_failed]) & judged.valid
-    totals = components.weighted(np.array(scaled), scoring.floor)
+    totals = components.outcome(np.array(scaled), scoring.floor)
     least = min([scoring.floor, *totals[passed & ~np.isnan(totals)]])
-    return components.weighted(np.array(scaled), least)
+    return components.outcome(np.array(scaled), least)
 
 
 def scale_over(values: np.ndarray, parts: Sequence[np.ndarray], options: GRPOOptions) -> np.ndarray:

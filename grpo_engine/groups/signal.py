@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import pstdev
+from statistics import pstdev, stdev
 
 import numpy as np
 
@@ -26,12 +26,13 @@ def signal_causes(
     cu_groups: Sequence[int],
     config: GroupsConfig,
     min_std: float,
+    ddof: int = 0,
 ) -> list[str | None]:
     """[P] why a group carries no signal; None where it does.
 
     rewards: [S] float64 raw totals, before ranks and scaling, which would turn noise into spread.
     valid: [S] bool. gate_failed: [S] the gate that a sample failed. A group carries signal if at
-    least two valid samples differ and their standard deviation is above `min_std`.
+    least two valid samples differ and their standard deviation, with `ddof`, is above `min_std`.
     """
     with np.errstate(over="ignore"):  # such a sample is not valid
         narrow, counts = rewards.astype(np.float32).tolist(), valid.tolist()
@@ -42,6 +43,7 @@ def signal_causes(
             gate_failed[first:last],
             config,
             min_std,
+            ddof,
         )
         for first, last in pairwise(cu_groups)
     ]
@@ -53,8 +55,9 @@ def _cause(
     gate_failed: Sequence[str | None],
     config: GroupsConfig,
     min_std: float,
+    ddof: int,
 ) -> str | None:
-    if len(rewards) >= 2 and max(rewards) > min(rewards) and _std_above(rewards, min_std):
+    if len(rewards) >= 2 and max(rewards) > min(rewards) and _std_above(rewards, min_std, ddof):
         return None
     lost = [state for state in states if state in (INVALID, ENV_FAILED)]
     if len(rewards) < 2 and lost:
@@ -69,5 +72,5 @@ def _cause(
     return LOW_VARIANCE
 
 
-def _std_above(rewards: list[float], least: float) -> bool:
-    return least == 0 or pstdev(rewards) > least
+def _std_above(rewards: list[float], least: float, ddof: int) -> bool:
+    return least == 0 or (stdev if ddof else pstdev)(rewards) > least

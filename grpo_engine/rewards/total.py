@@ -1,6 +1,6 @@
 """From components to totals: bounds, length, weights, gates. Plain arrays, no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,15 +32,30 @@ class Components:
         return self.configs[self.names.index(name)].weight
 
     def total(self, floor: float) -> np.ndarray:
-        """[S] float64: weighted sums, `floor` behind a failed gate, NaN where nothing applies."""
-        return self.weighted(self.values, floor)
+        """[S] float64: weighted sums, `floor` behind a failed gate, NaN where nothing applies.
 
-    def weighted(self, values: np.ndarray, floor: float | np.ndarray) -> np.ndarray:
-        """The sum of other `values` [C, S] in place of these."""
-        # Rewards of steps reach the loss as advantages of tokens: once is enough.
+        What a sample earned in all: of rewards of steps it counts the mean.
+        """
+        return self._sum(self.values, [c.weight for c in self.configs], floor)
+
+    def outcome(self, values: np.ndarray, floor: float) -> np.ndarray:
+        """The same of `values` [C, S] in place of these, without rewards of steps: they reach the
+        loss as advantages of tokens, and once is enough."""
         pairs = zip(self.names, self.configs, strict=True)
-        weights = np.array([0.0 if name in self.steps else c.weight for name, c in pairs])
-        weights = weights.reshape(-1, 1)
+        return self._sum(values, [0.0 if n in self.steps else c.weight for n, c in pairs], floor)
+
+    def steps_differ(self, samples: Iterable[int]) -> bool:
+        """Whether rewards of steps of these samples differ, so that there is something to learn
+        from them; of those behind a failed gate none count."""
+        counted = [i for i in samples if self.gate_failed[i] is None]
+        return any(
+            len({step.reward for i in counted for step in rows[i] or []}) > 1
+            for name, rows in self.steps.items()
+            if self.weight(name)
+        )
+
+    def _sum(self, values: np.ndarray, factors: Sequence[float], floor: float) -> np.ndarray:
+        weights = np.array(factors, np.float64).reshape(-1, 1)
         applies = ~np.isnan(values)
         sums = np.where(applies, values, 0.0) * weights
         total = np.where(applies.any(0), sums.sum(0), np.nan)
