@@ -1,6 +1,7 @@
 """Reward functions by name: which there are, where they run, which version they are."""
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import inspect
@@ -46,8 +47,13 @@ class Reward:
 def reward_of(function: Callable, *, name: str | None = None, **config: Any) -> Reward:
     """A callable as a reward, run in this process: without a time-out, unless it is async.
 
-    config: keys of RewardConfig.
+    config: keys of RewardConfig, without `options` and `isolate`: UserError for those.
     """
+    for key in {"options", "isolate"} & config.keys():
+        raise UserError(
+            f"reward_of calls the function as it is, in this process: leave out {key} (bind "
+            "options with functools.partial; load_rewards isolates a function of a file)"
+        )
     name = name or getattr(function, "__name__", type(function).__name__)
     made = RewardConfig(name, name=name, **config)
     return Reward(name, made, _version(_source(function), made), function=function)
@@ -179,6 +185,8 @@ def _worth(settings: Any) -> str:
 
 def _source(function: Callable) -> str:
     """The code of a callable, of its class for an object; its name where there is none."""
+    if isinstance(function, functools.partial):
+        return f"{_source(function.func)}{function.args}{sorted(function.keywords.items())}"
     plain = inspect.isfunction(function) or inspect.ismethod(function)
     try:
         return inspect.getsource(function if plain else type(function))

@@ -78,6 +78,7 @@ class Scorer:
         self.version = version_of(self.rewards, self.scoring)
         self.failed = 0
         """calls that failed so far, counted by sample"""
+        self._seen: set[str] = set()  # rewards that have answered
         self._leaves = [m for r in self.rewards for m in (r.members or (r,))]
         self._isolated = [leaf for leaf in self._leaves if leaf.spec is not None]
         self._pool = None
@@ -124,6 +125,7 @@ class Scorer:
         for reward in self.rewards:
             given = outcomes[id(reward)] if not reward.members else self._combined(reward, outcomes)
             _enter(scores, reward, given, arguments["completion_ids"])
+            self._check_parts(scores, reward, given)
         self._check_failures(scores, count)
         return scores
 
@@ -170,6 +172,19 @@ class Scorer:
         ]
         return Outcome(values, failures)
 
+    def _check_parts(self, scores: Scores, reward: Reward, outcome: Outcome) -> None:
+        """A component that the config has keys for is there, or a gate on it would never close."""
+        answered = [v for v in outcome.values if v is not None and not isinstance(v, EnvFailed)]
+        if not answered or reward.name in self._seen:
+            return
+        self._seen.add(reward.name)
+        for part in reward.config.components:
+            if f"{reward.name}.{part}" not in scores.components:
+                raise UserError(
+                    f"rewards: components of {reward.name} has keys for {part}, which the function "
+                    "did not return (None is for where it does not apply); is the name right?"
+                )
+
     def _check_failures(self, scores: Scores, count: int) -> None:
         causes = [cause for cause in scores.failures if cause is not None]
         self.failed += len(causes)
@@ -205,7 +220,7 @@ def _enter(
                     scores.failures[i] = f"the reward {name} returned {number}"
                 else:
                     column[i] = number
-            if isinstance(value, list):
+            if isinstance(value, list) and all(math.isfinite(step.reward) for step in value):
                 check_steps(value, len(completion_ids[i]), reward.name, i)
                 scores.steps.setdefault(reward.name, [None] * count)[i] = value
 
