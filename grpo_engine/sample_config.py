@@ -31,8 +31,8 @@ class ComponentConfig:
     """below this the sample is invalid: a format that it must have to count at all"""
 
     def __post_init__(self) -> None:
-        if not isfinite(self.weight):
-            raise UserError(f"rewards: weight must be finite; given {self.weight}")
+        for name in ("weight", "gate", "valid_from"):
+            check_finite("rewards: " + name, getattr(self, name))
         check_pair(self.bounds, "rewards: bounds", float("-inf"), float("inf"))
         if self.per_tokens is not None and self.per_tokens < 1:
             raise UserError(f"rewards: per_tokens must be at least 1; given {self.per_tokens}")
@@ -100,8 +100,7 @@ class ScoringConfig:
                 )
         if not 0 <= self.max_failed <= 1:
             raise UserError(f"scoring.max_failed must be between 0 and 1; given {self.max_failed}")
-        if not isfinite(self.floor):
-            raise UserError(f"scoring.floor must be finite; given {self.floor}")
+        check_finite("scoring.floor", self.floor)
         if self.renormalize != "none" and self.aggregate == "sum":
             raise UserError(
                 "scoring.renormalize is for aggregate normalize_then_sum: a plain sum is "
@@ -224,11 +223,19 @@ class GroupsConfig:
             raise UserError(
                 f"groups.truncated_rounds must be at least 1; given {self.truncated_rounds}"
             )
+        for name in ("invalid_reward", "env_failed_reward"):
+            check_finite(f"groups.{name}", getattr(self, name))
         if not self.low_at < self.correct_at:
             raise UserError(
                 f"groups.low_at must be below groups.correct_at; given {self.low_at} and "
                 f"{self.correct_at}"
             )
+
+
+def check_finite(name: str, value: float | None) -> None:
+    """Raises UserError unless `value` is None or a finite number."""
+    if value is not None and not isfinite(value):
+        raise UserError(f"{name} must be finite; given {value}")
 
 
 def check_pair(pair: Sequence[float] | None, name: str, least: float, most: float) -> None:
