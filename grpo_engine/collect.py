@@ -169,7 +169,7 @@ def _old_samples(batch: Batch) -> list[OldSample]:
             str(batch.fingerprint["reward_version"]),
         )
         for i, r in enumerate(batch.rollouts)
-        if batch.in_loss[i]
+        if batch.in_loss[i] and r.completion_ids
     ]
 
 
@@ -186,6 +186,6 @@ def _failure(
     """Why a group has no right answer; None if it has one."""
     if any(reward >= correct_at for reward in rewards):
         return None
-    if all(batch.states[i] in (TRUNCATED, BUDGET) for i in span):
+    if all(batch.states[i] in (TRUNCATED, BUDGET) for i in span if not batch.anchors[i]):
         return TRUNCATED
     return batch.signal_causes[group] or "wrong"

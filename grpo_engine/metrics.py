@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import torch
+
 from .clock import Clock
 from .groups.batch import Batch
 from .groups.signal import CAUSES
@@ -108,13 +110,14 @@ def _signal(batch: Batch, lengths: Sequence[int]) -> dict[str, Any]:
     causes = Counter(batch.signal_causes)
     taught = int(batch.signal.sum())
     rounds = [origin.round for origin in batch.origins]
+    sampled = int((torch.tensor(lengths) * ~batch.anchors).sum())
     return {
         "no_signal": 1 - taught / len(batch.signal),
         "no_signal_causes": {cause: causes[cause] for cause in CAUSES},
         "groups_drawn": len(batch.signal),
         "groups_extra": sum(round_ > 0 for round_ in rounds),
-        "tokens_sampled": sum(lengths),
-        "tokens_per_signal_group": sum(lengths) / taught if taught else None,
+        "tokens_sampled": sampled,
+        "tokens_per_signal_group": sampled / taught if taught else None,
     }
 
 

@@ -118,20 +118,33 @@ class Rounds:
                 [i for i, r in enumerate(group) if r.finish_reason == "length" and not old[i]]
                 for group, old in zip(groups, superseded, strict=True)
             ]
-            chosen = [g for g, samples in enumerate(cut) if samples]
-            if not chosen:
+            if not any(cut):
                 return
-            seed = step_seed(self.config.train.seed, plan.step, round_, again)
-            drawn = self.sampler.generate(
-                [groups[g][0].prompt_ids for g in chosen],
-                [len(cut[g]) for g in chosen],
-                [replace(p, seed=seed) for p in plan.params],
-            )
-            for g, rollouts in zip(chosen, drawn, strict=True):
-                for i in cut[g]:
-                    superseded[g][i] = True
-                groups[g] += rollouts
-                superseded[g] += [False] * len(rollouts)
+            # Each in the setting of the sample that it replaces: the shares of a mixture hold.
+            for number, setting in enumerate(dict.fromkeys(plan.params)):
+                seed = step_seed(self.config.train.seed, plan.step, round_, again, number)
+                self._replace(groups, superseded, cut, replace(setting, seed=seed))
+
+    def _replace(
+        self,
+        groups: list[list[Rollout]],
+        superseded: list[list[bool]],
+        cut: list[list[int]],
+        params: SamplingParams,
+    ) -> None:
+        """One sample more for each of `cut` that was drawn with `params`, whatever its seed."""
+        old = [
+            [i for i in samples if replace(group[i].params, seed=params.seed) == params]
+            for group, samples in zip(groups, cut, strict=True)
+        ]
+        chosen = [g for g, samples in enumerate(old) if samples]
+        prompts = [groups[g][0].prompt_ids for g in chosen]
+        drawn = self.sampler.generate(prompts, [len(old[g]) for g in chosen], params)
+        for g, rollouts in zip(chosen, drawn, strict=True):
+            for i in old[g]:
+                superseded[g][i] = True
+            groups[g] += rollouts
+            superseded[g] += [False] * len(rollouts)
 
     def _add_anchors(
         self, plan: StepPlan, origins: Sequence[Origin], groups: list[list[Rollout]]

@@ -103,6 +103,24 @@ def test_truncated_samples_are_drawn_again_and_kept_for_the_record(model_folder,
     assert max(len(row["completion_ids"]) for row in rows) == 12
 
 
+def test_a_sample_drawn_again_keeps_the_setting_of_its_predecessor(model_folder, tmp_path):
+    config = tiny_config(
+        model_folder,
+        tmp_path,
+        groups={"truncated": "resample", "truncated_rounds": 1},
+        curriculum={"preset": {0: "mixed"}},
+        sampling={"group_size": 5, "max_tokens": 8},
+        train={"steps": 1},
+    )
+    Trainer(config).run()
+    groups = groups_of(rollouts_of(config, 1))
+    assert sum(len(rows) > 5 for rows in groups.values()) > 1
+    for rows in groups.values():
+        kept = [row for row in rows if "drawn again" not in (row["cause"] or "")]
+        # 60 % of the group at 1.0 and 40 % at 1.3, whichever were cut.
+        assert sorted(row["temperature"] for row in kept) == [1.0, 1.0, 1.0, 1.3, 1.3]
+
+
 def test_presets_schedules_and_variants_are_used_and_recorded(model_folder, tmp_path):
     config = tiny_config(
         model_folder,
@@ -147,6 +165,8 @@ def test_anchors_are_marked_bounded_and_no_group_has_two(model_folder, tmp_path)
         assert anchor["valid"] and not anchor["in_loss"]
         drawn = [row["reward"] for row in rows if row["valid"] and not row["anchor"]]
         assert line["reward"] == pytest.approx(sum(drawn) / len(drawn))
+        tokens = [len(row["completion_ids"]) for row in rows if not row["anchor"]]
+        assert line["tokens_sampled"] == sum(tokens)
 
 
 def test_reward_version_changes_with_the_code_and_the_adapter_with_the_weights(
