@@ -225,7 +225,8 @@ class Trainer:
     def _evaluate_if_due(self) -> None:
         """Before the first step, every so often and after the last; once a step, resumed or not."""
         state, train, parts = self.state, self.config.train, self.parts
-        due = state.step % train.eval_every == 0 or state.step == train.steps
+        last = state.step == train.steps or self.watch.stop is not None
+        due = last or state.step % train.eval_every == 0
         if not due or state.evaluated == state.step or parts.heldout is None:
             return
         clock = Clock()
@@ -244,10 +245,10 @@ class Trainer:
             }
         reward = found["reward"]
         with self.signals.shield():
+            self.watch.evaluated(state.step, reward, found.get("regression"))
             state.evaluated, state.eval_last = state.step, reward
             if state.step == 0:
                 state.eval_before = reward
-            self.watch.evaluated(state.step, reward, found.get("regression"))
             # A step that was resumed from has its line already; it gets one for the evaluation.
             line = self._unwritten or {"step": state.step, "time_ms": {}}
             line |= {f"eval_{name}": value for name, value in found.items()}

@@ -49,12 +49,15 @@ class Watch:
         return alarms
 
     def evaluated(self, step: int, reward: float, regression: float | None) -> None:
-        """Takes the held-out reward of a step, and that of the regression set."""
+        """Takes the held-out reward of a step, and that of the regression set.
+
+        Raises UserError, and has taken nothing, for a held-out reward that is not finite.
+        """
+        self.early_stop.observe(step, reward)
+        self._stop_if_without_gain()
         self._news = {"eval_reward": reward}
         if regression is not None:
             self._news["eval_regression"] = regression
-        self.early_stop.observe(step, reward)
-        self._stop_if_without_gain()
 
     def finish(self, step: int) -> list[Alarm]:
         """What the guards say to an evaluation that no step followed."""
@@ -77,7 +80,8 @@ class Watch:
     def _stop_if_without_gain(self) -> None:
         stop = self.early_stop
         if stop.exhausted:
+            kept = ", kept in checkpoints/" if stop.best_step else ": the model as it was"
             self.stop = (
                 f"{stop.without_gain} evaluations without a gain; best: step {stop.best_step} "
-                f"({stop.best:.3f}), kept in checkpoints/"
+                f"({stop.best:.3f}){kept}"
             )

@@ -73,6 +73,49 @@ def test_early_stop_can_be_switched_off_and_asks_for_the_gain_it_is_told(scripte
     assert Trainer(small).run().step == 4
 
 
+def test_a_run_that_stopped_early_stays_so_when_resumed(scripted, capsys):
+    config = scripted()
+    Trainer(config).run()
+    lines = metrics_of(config)
+    capsys.readouterr()
+    assert Trainer(config, resume=True).run().step == 5
+    assert metrics_of(config) == lines
+    assert "stopped after step 5: 3 evaluations without a gain" in capsys.readouterr().out
+
+
+def test_best_that_was_the_model_before_has_no_checkpoint(scripted, tmp_path, capsys):
+    (tmp_path / "scripted.py").write_text(SCRIPT.replace("0: 0.1", "0: 0.95"))
+    assert Trainer(scripted()).run().step == 3
+    assert "best: step 0 (0.950): the model as it was" in capsys.readouterr().out
+
+
+def test_evaluation_without_a_reward_ends_the_run_and_is_made_again(scripted, tmp_path):
+    script = SCRIPT.replace("2: 0.5,", "2: float('nan'),")
+    (tmp_path / "scripted.py").write_text(script)
+    config = scripted(scoring={"max_failed": 1.0})
+    for resume in (False, True):
+        with pytest.raises(UserError, match="the held-out reward of step 2 is nan"):
+            Trainer(config, resume=resume).run()
+    (tmp_path / "scripted.py").write_text(SCRIPT)
+    Trainer(config, resume=True).run()
+    found = [(x["step"], x["eval_reward"]) for x in metrics_of(config) if "eval_reward" in x]
+    assert found == [(0, 0.1), (1, 0.3), (2, 0.5), (3, 0.5), (4, 0.4), (5, 0.45)]
+
+
+def test_a_run_that_a_guard_stops_is_evaluated_at_its_end(scripted, monkeypatch):
+    config = scripted(train={"eval_every": 100})
+    trainer = Trainer(config)
+    observe = trainer.watch.observe
+
+    def stops(metrics):
+        trainer.watch.stop = "guard kl_early_stop" if metrics["step"] == 3 else None
+        return observe(metrics)
+
+    monkeypatch.setattr(trainer.watch, "observe", stops)
+    assert trainer.run().step == 3
+    assert [line.get("eval_reward") for line in metrics_of(config)] == [0.1, None, None, 0.5]
+
+
 def test_regression_set_is_evaluated_and_its_fall_is_a_guard(scripted, capsys):
     config = scripted(data={"regression_path": scripted.regression}, train={"steps": 4})
     Trainer(config).run()
