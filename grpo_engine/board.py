@@ -19,7 +19,9 @@ class Board:
         if self._writer is None:  # only now: a folder that is refused must not be written to
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(self._folder))
+            # What a killed process wrote from here on is forgotten, as in metrics.jsonl.
+            first = metrics["step"] if "loss" in metrics else metrics["step"] + 1
+            self._writer = SummaryWriter(str(self._folder), purge_step=first)
         for name, value in _numbers(metrics):
             self._writer.add_scalar(name, value, metrics["step"])
         self._writer.flush()

@@ -154,7 +154,7 @@ def opened(folder: Path) -> Ledger:
 def test_reopened_run_forgets_what_came_after_its_step(tmp_path):
     ledger = opened(tmp_path)
     for step in range(6):
-        ledger.metrics({"step": step, "reward": 0.1 * step})
+        ledger.metrics({"step": step, "loss": 0.1 * step})
         (ledger.rollouts / f"step-{step:06d}.parquet").write_bytes(b"rows")
     metrics = tmp_path / "metrics.jsonl"
     lines = metrics.read_text().splitlines(keepends=True)

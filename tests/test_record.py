@@ -13,6 +13,7 @@ import polars
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from grpo_engine.board import Board
 from grpo_engine.parsing import dump_config
 from grpo_engine.trainer import Trainer
 from runs import metrics_of, rollouts_of, tiny_config
@@ -83,6 +84,22 @@ def test_tensorboard_has_the_numbers_of_the_lines(run):
         assert [s.value for s in scalars] == pytest.approx([line[name] for line in lines])
     sampled = [s.value for s in found.Scalars("time_ms/sample")]
     assert sampled == pytest.approx([line["time_ms"]["sample"] for line in lines])
+
+
+def test_tensorboard_forgets_what_a_killed_process_wrote(tmp_path):
+    def written() -> list[tuple[int, float]]:
+        found = EventAccumulator(str(tmp_path), purge_orphaned_data=True)
+        found.Reload()
+        return [(s.step, s.value) for s in found.Scalars("x")]
+
+    for first, last, x in ((0, 4, 1.0), (3, 4, 2.0)):  # killed after 4, resumed after 2
+        board = Board(tmp_path)
+        for step in range(first, last + 1):
+            board.add({"step": step, "loss": 0.0, "x": x})
+    assert written() == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
+    # An evaluation of the step that was resumed from comes beside the step's figures.
+    Board(tmp_path).add({"step": 4, "eval_reward": 0.5})
+    assert written()[-1] == (4, 2.0)
 
 
 def test_environment_names_the_reward_version_of_the_samples(run):
