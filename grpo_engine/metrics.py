@@ -20,6 +20,8 @@ from .guards.figures import (
 )
 from .learn import MicroBatches
 
+NONE = float("nan")  # no figure, which is not 0: null in metrics.jsonl
+
 
 def step_metrics(
     step: int,
@@ -57,8 +59,8 @@ def _rewards(batch: Batch) -> dict[str, Any]:
     rewards = batch.rewards[counted].tolist()
     bands = [batch.origins[g].band or "medium" for g in group]
     return {
-        "reward": sum(rewards) / len(rewards) if rewards else 0.0,
-        "reward_std": batch.reward_std(),
+        "reward": sum(rewards) / len(rewards) if rewards else NONE,
+        "reward_std": batch.reward_std() if rewards else NONE,
         "reward_by_band": mean_by(bands, rewards, [1.0] * len(rewards)),
         "components": {
             name: sum(given) / len(given)
