@@ -54,6 +54,10 @@ def test_correct_and_wrong_are_declared():
     assert cause([-5, -5], low_at=-10.0) == "low_variance"
 
 
+def test_spread_may_be_wider_than_float32():
+    assert cause([3e38, -3e38]) is None
+
+
 def test_spread_below_min_std_is_none():
     # Standard deviation 0.05.
     assert cause([0.5, 0.6], min_std=0.05 + 1e-6) == "low_variance"
