@@ -52,6 +52,7 @@ def load_parts(config: RunConfig, resume: Path | None) -> Parts:
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
         train = TaskSet(data.path, data, policy, Variants(variants.templates, variants.column))
+        _check_columns(config, train)
         others = [
             None if path is None else TaskSet(path, data, policy, heldout=True)
             for path in (data.eval_path, data.regression_path)
@@ -69,6 +70,14 @@ def load_parts(config: RunConfig, resume: Path | None) -> Parts:
 
 def _needs_reference(config: RunConfig) -> bool:
     return config.loss.beta > 0 or config.replay.mode == "kl"
+
+
+def _check_columns(config: RunConfig, train: TaskSet) -> None:
+    named = {"data.task_column": config.data.task_column, "variants.column": config.variants.column}
+    for key, column in named.items():
+        if column is not None and column not in train.column_names:
+            there = ", ".join(train.column_names) or "none"
+            raise UserError(f"{key}: no row of {train.path} has {column!r}; there are: {there}")
 
 
 def _check_ends(config: RunConfig, sampler: GroupSampler) -> None:

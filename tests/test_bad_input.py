@@ -112,6 +112,14 @@ def test_a_column_with_a_reserved_name(good, capsys):
     assert "column 'step'" in fails(good, capsys)
 
 
+@pytest.mark.parametrize("key", ["data.task_column", "variants.column"])
+def test_a_column_that_no_row_has(good, capsys, key):
+    section, name = key.split(".")
+    good.setdefault(section, {})[name] = "knid"
+    write_jsonl(Path("data.jsonl"), [{**row, "kind": "sum"} for row in ROWS])
+    assert f"{key}: no row of data.jsonl has 'knid'; there are: " in fails(good, capsys)
+
+
 def test_a_missing_answer_column(good, capsys):
     good["rewards"] = [{"function": "exact"}]
     write_jsonl(Path("data.jsonl"), [{"prompt": "a"}])
