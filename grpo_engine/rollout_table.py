@@ -77,7 +77,8 @@ def schema() -> Any:
     fields.append(pa.field("components", pa.map_(pa.string(), pa.float64())))
     for name in ("prompt_ids", "completion_ids"):
         fields.append(pa.field(name, pa.list_(pa.int32())))
-    for name in ("logp_sampler", "logp_processed"):
+    # token_advantages: in place of `advantage` where steps are rewarded; null elsewhere.
+    for name in ("logp_sampler", "logp_processed", "token_advantages"):
         fields.append(pa.field(name, pa.list_(pa.float32())))
     return pa.schema(fields)
 
@@ -133,6 +134,10 @@ def _of_samples(batch: Batch, completions: Sequence[str]) -> dict[str, list]:
         "text": batch.texts,
         "reward": [None if x != x else x for x in batch.rewards.tolist()],
         "advantage": batch.advantages.tolist(),
+        "token_advantages": [
+            batch.token_advantages[i].numpy() if i in batch.token_advantages else None
+            for i in range(len(rollouts))
+        ],
         "state": batch.states,
         "cause": batch.causes,
         "valid": batch.valid.tolist(),
