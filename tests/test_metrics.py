@@ -1,5 +1,6 @@
 """The line of a step, from batches made by hand: every figure worked out in the test."""
 
+import dataclasses
 import math
 
 import pytest
@@ -64,6 +65,22 @@ def test_shapes_of_completions():
     # Rewards -1, 0, 1 about their mean, lengths -1/3, -1/3, 2/3: 1 / sqrt(2 x 2/3).
     assert found["reward_length"] == pytest.approx(math.sqrt(3) / 2)
     assert "reward_length" not in line(batch_of([[1, 1]]))
+
+
+def test_repetition_and_failed_environments_are_shares_of_the_samples():
+    loop = dataclasses.replace(rollout([5], 8), completion_ids=[9] * 8)
+    plain = [
+        dataclasses.replace(rollout([5], 8), completion_ids=[*range(i, i + 8)]) for i in (0, 9)
+    ]
+    groups, failed = [[loop, *plain]], [None, "down", None]
+    found = line(batch_of([[1, 1, 0]], groups=groups, env_failures=failed))
+    assert found["repetition"] == pytest.approx(0.8 / 3)  # of its 5 4-grams 4 were there before
+    assert found["env_failed"] == pytest.approx(1 / 3)
+
+
+def test_price_of_a_group_with_signal():
+    found = line(batch_of([[1, 0], [0, 1], [1, 1]], lengths=[[2, 2], [3, 3], [4, 4]]))
+    assert found["tokens_per_signal_group"] == 9.0  # 18 / 2
 
 
 def test_further_draws_are_a_cost():
