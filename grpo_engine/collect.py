@@ -85,7 +85,15 @@ class Collector:
             counted = [rewards[i] for i in span if valid[i]]
             cause = _failure(batch, span, counted, g, self.config.groups.correct_at)
             self.rates.update(origin.task, counted, self.config.groups.correct_at, cause)
+
+    def retire(self, batch: Batch) -> None:
+        """The batch is used up: from now on its samples are old ones."""
         self.old.add(_old_samples(batch))
+
+    def difficulty(self) -> dict[str, Any]:
+        """Tasks by band, and by why their last group failed that did."""
+        bands = self.rates.counts(len(self.train.tasks))
+        return {"bands": bands, "failure_causes": self.rates.causes()}
 
     def old_samples(self, step: int, new: int) -> list[OldSample]:
         """Those that serve beside the `new` samples of a step, with the reward of now."""
@@ -120,7 +128,7 @@ class Collector:
             Asked(
                 decode(batch.rollouts[first].prompt_ids),
                 train.prompt(origin.task, origin.variant),
-                train.tasks[origin.task].columns,
+                train.columns(origin.task),
             )
             for first, origin in zip(firsts, batch.origins, strict=True)
         ]

@@ -48,6 +48,11 @@ class TaskSet:
         """Its token ids."""
         return encode_prompt(self.policy.tokenizer, self.prompt(task, variant))
 
+    def columns(self, task: int) -> dict[str, Any]:
+        """All columns of the data, None where this task has none."""
+        own = self.tasks[task].columns
+        return {name: own.get(name) for name in self.column_names}
+
     def column(self, name: str) -> list[Any]:
         """One value a task."""
         return [task.columns.get(name) for task in self.tasks]

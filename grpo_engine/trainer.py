@@ -195,6 +195,8 @@ class Trainer:
         state.step += 1
         if fresh:
             self.collector.commit()
+        if used_up:
+            self.collector.retire(batch)
         state.iteration += 1
         used_up = state.iteration == self.config.train.num_iterations
         state.batch, state.iteration = (None, 0) if used_up else (batch, state.iteration)
@@ -252,6 +254,7 @@ class Trainer:
             # A step that was resumed from has its line already; it gets one for the evaluation.
             line = self._unwritten or {"step": state.step, "time_ms": {}}
             line |= {f"eval_{name}": value for name, value in found.items()}
+            line |= self.collector.difficulty()
             line["time_ms"] |= clock.rounded()
             self._unwritten = line
             self._write_metrics()

@@ -9,7 +9,7 @@ import torch
 from grpo_engine.lineage import short_hash, weights_hash
 from grpo_engine.seeds import seed_everything, step_seed
 
-SIZE = 3000  # two whole rows of the sums, and a rest
+SIZE = 3000
 
 
 def hashed(tensor: torch.Tensor, name: str = "w") -> str:
@@ -28,14 +28,6 @@ def test_every_bit_of_the_weights_counts(dtype):
             found.add(hashed(changed))
     assert len(found) == 1 + 2 * len(places)
     assert hashed(weights.clone()) == hashed(weights)
-
-
-@pytest.mark.parametrize("pair", [(5, 6), (5, 1029), (5, 2050), (2050, 2051)])
-def test_the_place_of_a_value_counts(pair):
-    weights = torch.randn(SIZE, generator=torch.Generator().manual_seed(0))
-    swapped = weights.clone()
-    swapped[list(pair)] = weights[list(pair[::-1])]
-    assert hashed(swapped) != hashed(weights)
 
 
 def test_zero_and_minus_zero_are_two_values():
