@@ -17,6 +17,7 @@ from .groups.rules import Rules
 from .groups.states import BUDGET, TRUNCATED
 from .ledger import Ledger
 from .parts import Parts
+from .prompts import decode_all
 from .rollout import Rollout, SamplingParams
 from .rollout_table import Asked
 from .rounds import Rounds
@@ -66,8 +67,9 @@ class Collector:
             batch = make_batch(Samples.join(parts), self.rules, window, discarded)
         self._pending = step, draws, batch, window
         with clock("record"):
-            decode = self.parts.policy.tokenizer.decode
-            completions = [decode(r.completion_ids) for r in batch.rollouts]
+            ids = [r.completion_ids for r in batch.rollouts]
+            tokenizer = self.parts.policy.tokenizer
+            completions = decode_all(tokenizer, ids, skip_special_tokens=False)
             ledger.samples(step, batch, self._asked(batch), completions)
         return batch
 

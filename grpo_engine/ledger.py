@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ class Ledger:
         self.checkpoints = out / "checkpoints"
         self.rollouts = out / "rollouts"
         self._metrics_path = out / "metrics.jsonl"
+        self._writer = ThreadPoolExecutor(1)  # starts its thread with the first samples
+        self._writing: Future | None = None
 
     def create(self) -> None:
         """Makes the folder; UserError if it can't be made or already holds a run."""
@@ -91,7 +94,11 @@ class Ledger:
         return self._metrics_path.exists() or any(self.checkpoints.glob("step-*"))
 
     def metrics(self, values: dict[str, Any]) -> None:
-        """Appends one line; a number that is not finite is written as null, as JSON wants it."""
+        """Appends one line; a number that is not finite is written as null, as JSON wants it.
+
+        What a line tells of has been recorded before it.
+        """
+        self.flush()
         with self._metrics_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(_finite(values), allow_nan=False) + "\n")
         if self._board is not None:
@@ -100,16 +107,19 @@ class Ledger:
     def samples(
         self, step: int, batch: Batch, asked: Sequence[Asked], completions: Sequence[str]
     ) -> None:
-        """Writes rollouts/step-000012.parquet, a row a sample; see `rollout_table`."""
-        parquet = require("pyarrow.parquet", "train", "recording rollouts")
-        table = rollout_table(step, batch, asked, completions)
-        target = self._part(step)
-        temporary = target.with_suffix(".tmp")
-        try:
-            parquet.write_table(table, temporary)
-            temporary.rename(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        """Writes rollouts/step-000012.parquet, a row a sample; see `rollout_table`.
+
+        In a thread, beside the training of the step: an error of the disk is raised by `flush`.
+        """
+        self.flush()
+        require("pyarrow.parquet", "train", "recording rollouts")
+        self._writing = self._writer.submit(self._write_part, step, batch, asked, completions)
+
+    def flush(self) -> None:
+        """Waits until the samples are written; raises OSError if they could not be."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def audit(self, step: int, steps: int) -> Path:
         """Lists the highest-rewarded samples of the last `steps` steps in audit/step-000500.md."""
@@ -129,6 +139,18 @@ class Ledger:
         path = self.out / "error.txt"
         path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
         return path
+
+    def _write_part(
+        self, step: int, batch: Batch, asked: Sequence[Asked], completions: Sequence[str]
+    ) -> None:
+        parquet = require("pyarrow.parquet", "train", "recording rollouts")
+        target = self._part(step)
+        temporary = target.with_suffix(".tmp")
+        try:
+            parquet.write_table(rollout_table(step, batch, asked, completions), temporary)
+            temporary.rename(target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def _part(self, step: int) -> Path:
         return self.rollouts / f"step-{step:06d}.parquet"

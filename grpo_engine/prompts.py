@@ -77,6 +77,18 @@ def check_room(
             )
 
 
+def decode_all(
+    tokenizer: Any, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool
+) -> list[str]:
+    """The text of each sequence; equal ones, of which groups have many, are decoded once."""
+    keys = [tuple(ids) for ids in sequences]
+    texts = {
+        ids: tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        for ids in set(keys)
+    }
+    return [texts[ids] for ids in keys]
+
+
 def prompt_tail(tokenizer: Any, prompt_ids: Sequence[int]) -> str:
     """The end of the prompt as the model saw it, special tokens kept."""
     return tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special_tokens=False)

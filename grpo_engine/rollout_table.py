@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from .data import Messages
 from .errors import require
 from .groups.batch import Batch
@@ -94,7 +96,9 @@ def rollout_table(
     of_group = _of_groups(batch, asked)
     of_sample = _of_samples(batch, completions)
     of_step = {"step": step} | {name: batch.fingerprint[name] for name in OF_STEP}
-    count, group = len(batch.rollouts), pa.array(batch.group_of_sample().numpy())
+    count, offsets = len(batch.rollouts), batch.cu_groups.numpy()
+    # Not by torch: a second thread that uses OpenMP would slow down that of the training.
+    group = pa.array(np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)))
 
     def array(name: str, kind: Any) -> Any:
         if name in of_group:

@@ -9,7 +9,7 @@ from .data import Messages, Task, load_tasks
 from .errors import UserError
 from .forward import context_length, head_of
 from .model import Policy
-from .prompts import check_room, encode_prompt, prompt_tail, to_messages
+from .prompts import check_room, decode_all, encode_prompt, prompt_tail, to_messages
 from .rewards.score import Scorer, Scores
 from .rollout import Rollout
 
@@ -84,10 +84,10 @@ def score_answers(
     tokenizer: Any = source.policy.tokenizer
     group = [g for g, rollouts in enumerate(groups) for _ in rollouts]
     ids = [r.completion_ids for rollouts in groups for r in rollouts]
-    texts = [tokenizer.decode(c, skip_special_tokens=True) for c in ids]
+    texts = decode_all(tokenizer, ids, skip_special_tokens=True)
     extras = {
         "finish_reasons": lambda: [r.finish_reason for rollouts in groups for r in rollouts],
-        "raw_completions": lambda: [tokenizer.decode(c, skip_special_tokens=False) for c in ids],
+        "raw_completions": lambda: decode_all(tokenizer, ids, skip_special_tokens=False),
         "prompt_tail": lambda: [
             tail
             for rollouts in groups

@@ -195,10 +195,10 @@ class Trainer:
         state.step += 1
         if fresh:
             self.collector.commit()
-        if used_up:
-            self.collector.retire(batch)
         state.iteration += 1
         used_up = state.iteration == self.config.train.num_iterations
+        if used_up:
+            self.collector.retire(batch)
         state.batch, state.iteration = (None, 0) if used_up else (batch, state.iteration)
         if skipped:
             state.skipped += 1

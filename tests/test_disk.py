@@ -239,7 +239,9 @@ def test_rollouts_hold_a_row_a_sample(tmp_path):
     )
     batch = make_batch(made, rules())
     asked = [Asked("<bos>p", "p", {"answer": 3})]
-    opened(tmp_path).samples(12, batch, asked, ["x", "", "y"])
+    ledger = opened(tmp_path)
+    ledger.samples(12, batch, asked, ["x", "", "y"])
+    ledger.flush()
     assert [p.name for p in (tmp_path / "rollouts").iterdir()] == ["step-000012.parquet"]
     rows = pyarrow.parquet.read_table(tmp_path / "rollouts" / "step-000012.parquet").to_pylist()
 

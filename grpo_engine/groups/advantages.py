@@ -103,7 +103,7 @@ def _of_tokens(
 ) -> dict[int, np.ndarray]:
     """The advantage of the sample plus those of its steps (DeepSeekMath, section 4.1.3)."""
     found: dict[int, np.ndarray] = {}
-    for part in members(cu_groups, judged.valid):
+    for part in members(cu_groups, judged.valid) if components.steps else []:
         lengths = [components.lengths[i] for i in part]
         for name, rewards in components.steps.items():
             # A failed gate takes what the steps earned as well.

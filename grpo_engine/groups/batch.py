@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import fmean, pstdev
+from math import sqrt
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -85,9 +86,15 @@ class Batch:
             [rewards[i] for i in range(first, last) if valid[i]]
             for first, last in pairwise(self.cu_groups.tolist())
         ]
-        # Less the first: equal rewards must give 0, whatever the mean rounds to.
-        stds = [pstdev([reward - group[0] for reward in group]) for group in groups if group]
+        stds = [_std(group) for group in groups if group]
         return fmean(stds) if stds else 0.0
+
+
+def _std(values: list[float]) -> float:
+    # Less the first: equal values must give 0, whatever the mean rounds to.
+    moved = [value - values[0] for value in values]
+    mean = sum(moved) / len(moved)
+    return sqrt(sum((x - mean) ** 2 for x in moved) / len(moved))
 
 
 def micro_batches(batch: Batch, token_budget: int, *, without_signal: bool) -> list[list[int]]:

@@ -4,7 +4,6 @@ Plain float64 arrays; `valid` [S] says who enters a statistic: the others change
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -115,5 +114,5 @@ def rank(values: np.ndarray) -> np.ndarray:
 
 def members(cu_groups: Sequence[int], valid: np.ndarray) -> list[np.ndarray]:
     """The valid samples of each group, as index arrays."""
-    spans = pairwise(cu_groups)
-    return [first + np.flatnonzero(valid[first:last]) for first, last in spans]
+    chosen = np.flatnonzero(valid)
+    return np.split(chosen, np.searchsorted(chosen, cu_groups[1:-1]))

@@ -205,31 +205,37 @@ class Scorer:
 def _enter(
     scores: Scores, reward: Reward, outcome: Outcome, completion_ids: Sequence[Sequence[int]]
 ) -> None:
-    count = len(scores.failures)
     for i, (value, failure) in enumerate(zip(outcome.values, outcome.failures, strict=True)):
         if failure is not None:
             scores.failures[i] = scores.failures[i] or f"the reward {reward.name} {failure}"
         elif isinstance(value, EnvFailed):
             scores.env_failures[i] = scores.env_failures[i] or value.cause
-        else:
-            for part, number in _parts(value).items():
-                name = reward.name if part is None else f"{reward.name}.{part}"
-                column = scores.components.setdefault(name, [None] * count)
-                scores.configs[name] = reward.config.component(part)
-                if number is not None and not math.isfinite(number):
-                    scores.failures[i] = f"the reward {name} returned {number}"
-                else:
-                    column[i] = number
-            if isinstance(value, list) and all(math.isfinite(step.reward) for step in value):
+        elif isinstance(value, dict):
+            for part, number in value.items():
+                _enter_number(scores, reward, part, number, i)
+        elif isinstance(value, list):
+            rewards = [step.reward for step in value]
+            mean = sum(rewards) / len(rewards) if rewards else None
+            _enter_number(scores, reward, None, mean, i)
+            if all(map(math.isfinite, rewards)):
                 check_steps(value, len(completion_ids[i]), reward.name, i)
-                scores.steps.setdefault(reward.name, [None] * count)[i] = value
+                rows = scores.steps.setdefault(reward.name, [None] * len(scores.failures))
+                rows[i] = value
+        else:
+            _enter_number(scores, reward, None, value, i)
 
 
-def _parts(value: Plain) -> dict[str | None, float | None]:
-    if isinstance(value, list):
-        rewards = [step.reward for step in value]
-        return {None: sum(rewards) / len(rewards) if rewards else None}
-    return value if isinstance(value, dict) else {None: value}
+def _enter_number(
+    scores: Scores, reward: Reward, part: str | None, number: float | None, sample: int
+) -> None:
+    name = reward.name if part is None else f"{reward.name}.{part}"
+    if name not in scores.components:
+        scores.components[name] = [None] * len(scores.failures)
+        scores.configs[name] = reward.config.component(part)
+    if number is not None and not math.isfinite(number):
+        scores.failures[sample] = f"the reward {name} returned {number}"
+    else:
+        scores.components[name][sample] = number
 
 
 def _call_here(reward: Reward, arguments: dict[str, Any], count: int) -> Outcome:
