@@ -29,6 +29,8 @@ BEGIN_TRIES = 3
 # Samples are handed out in as many at a time as take about so long: few messages, and few samples
 # that wait behind one that hangs.
 CHUNK_S = (0.005, 0.02)
+# Of a function that has hung or lost its process: two that hang in one chunk wait for one another.
+WARY_CHUNK = 4
 
 
 class WorkerPool:
@@ -51,6 +53,7 @@ class WorkerPool:
         self._specs, self._limit, self._folder = list(specs), workers, os.getcwd()
         self._one_by_one = {i for i, spec in enumerate(specs) if spec.per_sample}
         self._chunk = [1] * len(self._specs)
+        self._wary: set[int] = set()
         self._numbers = itertools.count(1)
         self._workers: list[Worker] = []
         self._requests: dict[Worker, Request] = {}
@@ -136,6 +139,8 @@ class WorkerPool:
         if one_by_one:
             fair = math.ceil(len(task.waiting) / self._limit)
             size = min(self._chunk[task.job.spec], fair)
+            if task.job.spec in self._wary:
+                size = min(size, WARY_CHUNK)
             samples = [task.waiting.popleft() for _ in range(size)]
         task.whole = False
         deadline = time.monotonic() + BEGIN_S
@@ -221,6 +226,7 @@ class WorkerPool:
             task.whole = not request.one_by_one
         else:
             task.fail(request, unanswered.pop(0), cause or _death(status))
+            self._wary.add(task.job.spec)
             if task.job.split:
                 self._one_by_one.add(task.job.spec)
         if request.one_by_one:
