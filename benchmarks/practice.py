@@ -28,6 +28,7 @@ from ..sample_config import GroupsConfig, RewardConfig, SamplingConfig
 from ..trainer import Trainer
 
 TIMEOUT_S = 0.5
+ACCURACY = 0.7  # held-out, from 0.565
 FAULTS = """
 import os, time, zlib
 
@@ -63,7 +64,7 @@ def main() -> None:
     parser.add_argument("case", choices=cases)
     parser.add_argument("model", type=Path, help="the quickstart's model folder")
     parser.add_argument("--out", type=Path, default=Path("runs/practice"), help="overwritten")
-    parser.add_argument("--steps", type=int, help="default: 50, 30, 150 and 100 (the healthy run)")
+    parser.add_argument("--steps", type=int, help="default: 50, 30, 100 and 100 (the healthy run)")
     given = parser.parse_args()
     print(json.dumps(cases[given.case](given.model, given.out, given.steps), indent=2))
 
@@ -112,18 +113,18 @@ def resample(model: Path, out: Path, steps: int | None) -> dict[str, Any]:
         config = _config(
             model,
             out / policy,
-            steps or 150,
+            steps or 100,
             data=DataConfig(str(data), eval_path="builtin:arithmetic-eval"),
             groups=GroupsConfig(no_signal=policy, most_extra=6.0),
             eval_every=10,
-            prompts=8,
         )
         tokens, curve = 0, []
         for line in _run(config):
             tokens += line.get("tokens_sampled", 0)
             if "eval_reward" in line:
                 curve.append([line["step"], round(line["eval_reward"], 3), tokens])
-        found[policy] = {"step, held-out, tokens sampled": curve}
+        first = next((point for point in curve if point[1] >= ACCURACY), None)
+        found[policy] = {f"first at {ACCURACY}": first, "step, held-out, tokens sampled": curve}
     return found
 
 
