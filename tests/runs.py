@@ -84,6 +84,14 @@ def rollouts_of(config: RunConfig, step: int) -> list[dict]:
     return parquet.read_table(path).to_pylist()
 
 
+def files_of(folder: Path) -> dict[str, tuple]:
+    """Every file and folder with its time and content: what must not have changed."""
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
+        for path in [folder, *folder.rglob("*")]
+    }
+
+
 def final_weights(config: RunConfig) -> dict:
     """The tensors of the run's final folder."""
     out = Path(config.train.out)

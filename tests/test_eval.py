@@ -13,6 +13,7 @@ from grpo_engine.answers import Answers, pass_at_k, standard_error, summarize
 from grpo_engine.cli import main
 from grpo_engine.rewards.score import Scores
 from grpo_engine.rollout import Rollout, SamplingParams
+from runs import files_of
 
 REWARD = """
 def digits(completions, **columns):
@@ -114,13 +115,6 @@ def run(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
     (folder / "run.yaml").write_text(yaml.safe_dump(config))
     assert main(["train", str(folder / "run.yaml")]) == 0
     return folder / "run"
-
-
-def files_of(folder: Path) -> dict[str, tuple]:
-    return {
-        str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
-        for path in [folder, *folder.rglob("*")]
-    }
 
 
 def figure(out: str, name: str) -> float:

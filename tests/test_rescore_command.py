@@ -10,6 +10,7 @@ import yaml
 from conftest import save_model_folder, write_jsonl
 from grpo_engine.cli import main
 from grpo_engine.rescore import Recorded
+from runs import files_of
 
 # A number that any difference in what the function is told changes.
 REWARD = """
@@ -49,13 +50,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "run.yaml").write_text(yaml.safe_dump(config))
     assert main(["train", str(folder / "run.yaml")]) == 0
     return folder / "run"
-
-
-def files_of(folder: Path) -> dict[str, tuple]:
-    return {
-        str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
-        for path in [folder, *folder.rglob("*")]
-    }
 
 
 def test_the_same_function_gives_the_same_run(run, tmp_path, capsys):
