@@ -9,7 +9,7 @@ from pathlib import Path
 from grpo_engine.checkpoint import list_checkpoints
 from grpo_engine.data import load_tasks
 from grpo_engine.export import open_run
-from grpo_engine.rewards import math
+from grpo_engine.rewards.builtin import math
 from grpo_engine.rollout import SamplingParams
 from grpo_engine.sampler import GroupSampler
 
