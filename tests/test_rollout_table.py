@@ -7,15 +7,17 @@ import pytest
 from grpo_engine.groups.batch import Origin
 from grpo_engine.groups.make import make_batch
 from grpo_engine.rewards.process import StepReward
-from grpo_engine.rollout_table import AUDITED, audit_rows, rollout_table, schema
+from grpo_engine.rollout_table import AUDITED, Asked, audit_rows, rollout_table, schema
 from samples import batch_of, rules, samples_of
 
 
 def rows_of(batch) -> list[dict]:
     groups, samples = len(batch.origins), len(batch.rollouts)
-    prompts = [f"prompt {g}" for g in range(groups)]
-    tasks = [{"answer": g, "day": complex(0, g)} for g in range(groups)]
-    table = rollout_table(4, batch, prompts, [f"<{i}>" for i in range(samples)], tasks)
+    asked = [
+        Asked(f"prompt {g}", f"sent {g}", {"answer": g, "day": complex(0, g)})
+        for g in range(groups)
+    ]
+    table = rollout_table(4, batch, asked, [f"<{i}>" for i in range(samples)])
     assert table.schema.equals(schema())
     return table.to_pylist()
 
@@ -75,7 +77,8 @@ def test_advantages_of_tokens_are_recorded_where_steps_are_rewarded():
 
 def test_anchors_are_not_for_the_audit():
     batch = batch_of([[1, 0, 0]], anchors=[False, False, True])
-    table = rollout_table(4, batch, ["p"], ["a", "b", "c"], [{}]).select(AUDITED)
+    asked = [Asked("p", "p", {})]
+    table = rollout_table(4, batch, asked, ["a", "b", "c"]).select(AUDITED)
     found = audit_rows(table)
     assert [(row["reward"], row["length"]) for row in found] == [(1.0, 2), (0.0, 3)]
     assert found[0]["components"] == {"f": 1.0} and found[0]["completion"] == "t"
