@@ -147,6 +147,10 @@ class RunConfig:
         _check_numbers(self)
         if not self.rewards:
             raise UserError("rewards is empty: name one, as in rewards: [{function: math}]")
+        if self.data.regression_path is not None and self.data.eval_path is None:
+            raise UserError(
+                "data.regression_path is evaluated beside data.eval_path: give that as well"
+            )
         if self.sampling.preset == "mixed" and self.curriculum.temperature is not None:
             raise UserError(
                 "curriculum.temperature and sampling.preset mixed both say the temperature: leave "

@@ -220,6 +220,11 @@ def test_combinations_without_meaning_are_errors(run):
         message = told(run, model={"path": "m", "base": base}, lora=None)
         assert f"model.base {base}" in message and "lora" in message
     assert "delta" in told(run, loss={"loss_type": "sapo", "delta": 2.0})
+    alone = {"path": "tasks.jsonl", "regression_path": "before.jsonl"}
+    assert "data.eval_path" in told(run, data=alone)
+    both = told(run, sampling={"preset": "mixed"}, curriculum={"temperature": {0: 1.0}})
+    assert "curriculum.temperature" in both and "sampling.preset" in both
+    assert "sampling.preset" in told(run, sampling={"preset": "mid", "temperature": 0.9})
 
 
 @pytest.mark.parametrize(
