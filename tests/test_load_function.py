@@ -96,3 +96,21 @@ def test_errors_are_described_in_one_short_line():
     assert describe(ValueError("two\n  lines")) == "ValueError: two lines"
     assert describe(KeyError()) == "KeyError"
     assert len(describe(ValueError("x" * 10_000))) < 320
+
+
+def test_a_file_imports_what_lies_beside_it_at_once_and_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "beside_at_once.py").write_text("two = 2\n")
+    (folder / "beside_later.py").write_text("three = 3\n")
+    (folder / "json.py").write_text("")
+    (folder / "my.py").write_text(
+        "import json\nfrom beside_at_once import two\n"
+        "def f():\n    from beside_later import three\n    return two * three\n"
+        "def g(): return json.dumps(1)\n"
+    )
+    f, g = (load_function(FunctionSpec(f"{folder}/my.py:{name}")) for name in "fg")
+    assert f() == 6
+    assert g() == "1"
+    assert sys.path.count(str(folder)) == 1

@@ -43,8 +43,9 @@ class FunctionSpec:
 def load_function(spec: FunctionSpec) -> Callable:
     """The function of `spec` with its options bound.
 
-    A file is executed once, unless its content has changed. Raises UserError, in one line, if there
-    is no such function, if importing it raises, or if it has no such options.
+    A file is executed once, unless its content has changed, and may import what lies beside it.
+    Raises UserError, in one line, if there is no such function, if importing it raises, or if it
+    has no such options.
     """
     place, colon, name = spec.target.rpartition(":")
     if not colon:
@@ -110,6 +111,9 @@ def _import_file(path: Path) -> ModuleType:
     if spec is None:
         raise UserError(f"{path} is no Python file; a reward is given as file.py:function")
     module = importlib.util.module_from_spec(spec)
+    beside = str(path.resolve().parent)
+    if beside not in sys.path:
+        sys.path.append(beside)  # last: a helper's name hides no installed package
     sys.modules[name] = module  # dataclasses and pickle look modules up by name
     try:
         spec.loader.exec_module(module)
