@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from grpo_engine.errors import UserError
+from grpo_engine.rewards.score import Scores
 from scoring import ARGUMENTS, COLUMNS, CORE, gives, run, totals
 
 NAN, INF = math.nan, math.inf
@@ -125,3 +126,13 @@ WRONG_RETURNS = {
 def test_wrong_return_is_an_error_that_names_the_function(kind):
     with pytest.raises(UserError, match="the reward r1 returned"):
         run(gives(1, 1, 1, 1), lambda **_: WRONG_RETURNS[kind])
+
+
+def test_components_of_several_draws_stand_in_the_order_in_which_they_came():
+    names = [f"part_{i}" for i in range(20)]
+    first, second = names[:12], names[5:]
+    parts = [Scores({n: [1.0] for n in own}, [None], [None]) for own in (first, second)]
+    joined = Scores.join(parts)
+    assert list(joined.components) == names
+    assert joined.components["part_0"] == [1.0, None]
+    assert joined.components["part_19"] == [None, 1.0]

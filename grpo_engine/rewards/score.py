@@ -57,7 +57,7 @@ class Scores:
                 (joined.components, part.components),
                 (joined.steps, part.steps),
             ):
-                for name in mine.keys() | theirs.keys():
+                for name in mine | theirs:  # in order of appearance: sums depend on it
                     rows = mine.setdefault(name, [None] * before)
                     rows.extend(theirs.get(name, [None] * samples))
             joined.failures += part.failures
