@@ -5,7 +5,9 @@ import math
 import pytest
 
 from grpo_engine.errors import UserError
+from grpo_engine.rewards import load_rewards
 from grpo_engine.rewards.builtin import combine_members, ensemble
+from grpo_engine.sample_config import RewardConfig
 
 A = [1.0, 0.5, None, None, 0.0]
 B = [0.0, 0.75, 0.5, None, 0.25]
@@ -65,3 +67,19 @@ def test_what_is_no_ensemble_is_refused():
         combine_members([[1.0, 2.0], [1.0]])
     with pytest.raises(UserError, match="a member returned components"):
         combine_members([[{"a": 1.0}]])
+
+
+@pytest.mark.parametrize(
+    ("member", "said"),
+    [
+        ({"function": "exact", "timeout_s": "x"}, "timeout_s of a member of an ensemble"),
+        ({"function": "exact", "isolate": "no"}, "isolate of a member of an ensemble"),
+        ({"function": "exact", "options": [1]}, "options of a member of an ensemble"),
+        ({"function": "exact", "weight": 2}, "a member of an ensemble is a function or"),
+        ("ensemble", "can't be an ensemble"),
+    ],
+)
+def test_what_can_be_no_member_is_refused_by_its_key(member, said):
+    config = RewardConfig("ensemble", options={"members": ["exact", member]})
+    with pytest.raises(UserError, match=said):
+        load_rewards([config])

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from ..data import Task
@@ -152,10 +153,27 @@ def _load_ensemble(config: RewardConfig, answer_column: str) -> Reward:
                 "rewards: a member of an ensemble is a function or {function, options, timeout_s, "
                 f"isolate}}; given {member!r}"
             )
+        _check_member(own | {"options": {}} | keys)
         members.append(_load(RewardConfig(**(own | keys)), answer_column))
     versions = json.dumps([m.version for m in members])
     name = config.name or ENSEMBLE
     return Reward(name, config, _version(versions, config), members=tuple(members))
+
+
+def _check_member(keys: dict[str, Any]) -> None:
+    """UserError for a value of another type: inside options nothing has looked at it yet."""
+    for name, kinds, wanted in (
+        ("function", str, "a text"),
+        ("options", dict, "a mapping"),
+        ("timeout_s", (int, float), "a number"),
+        ("isolate", (bool, NoneType), "true, false or null"),
+    ):
+        if not isinstance(keys[name], kinds):
+            raise UserError(
+                f"rewards: {name} of a member of an ensemble must be {wanted}; given {keys[name]!r}"
+            )
+    if keys["function"] == ENSEMBLE:
+        raise UserError("rewards: a member of an ensemble can't be an ensemble: name its members")
 
 
 def _code_of(place: str) -> str:
