@@ -35,6 +35,7 @@ class Ledger:
         self.checkpoints = out / "checkpoints"
         self.rollouts = out / "rollouts"
         self._metrics_path = out / "metrics.jsonl"
+        self._error_path = out / "error.txt"
         self._writer = ThreadPoolExecutor(1)  # starts its thread with the first samples
         self._writing: Future | None = None
 
@@ -47,6 +48,7 @@ class Ledger:
         try:
             for folder in (self.checkpoints, self.rollouts):
                 folder.mkdir(parents=True, exist_ok=True)
+            self._error_path.unlink(missing_ok=True)  # of an attempt that did not start
         except OSError as error:
             raise UserError(
                 f"can't make the run folder {self.out}: {error.strerror}; give another --train.out"
@@ -80,6 +82,7 @@ class Ledger:
                 f"{self._metrics_path} is damaged ({error}): remove the lines that are no metrics"
             ) from error
         _replace(self._metrics_path, "".join(kept))
+        self._error_path.unlink(missing_ok=True)
         for path in (*self.rollouts.glob("step-*.parquet"), *self.out.glob("audit/step-*.md")):
             number = path.stem.removeprefix("step-")
             if number.isdigit() and int(number) > step:
@@ -136,9 +139,9 @@ class Ledger:
 
     def traceback(self, error: BaseException) -> Path:
         """Keeps the traceback for whoever looks for the cause."""
-        path = self.out / "error.txt"
-        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-        return path
+        text = "".join(traceback.format_exception(error))
+        self._error_path.write_text(text, encoding="utf-8")
+        return self._error_path
 
     def _write_part(
         self, step: int, batch: Batch, asked: Sequence[Asked], completions: Sequence[str]

@@ -9,6 +9,7 @@ import yaml
 
 from conftest import make_model, make_tokenizer, write_jsonl
 from grpo_engine.cli import main
+from grpo_engine.ledger import Ledger
 
 ROWS = [{"prompt": f"say {word}", "answer": "7"} for word in ("one", "two", "three", "four")]
 REWARDS = """
@@ -141,6 +142,18 @@ def test_a_missing_answer_column(good, capsys):
 def test_a_reward_that_does_not_work(good, capsys, function, says):
     good["rewards"] = [{"function": f"my.py:{function}"}]
     assert says in fails(good, capsys)
+
+
+def test_a_run_that_starts_after_all_leaves_no_error_of_the_attempt_before(good, capsys):
+    good["rewards"] = [{"function": "nosuch"}]
+    fails(good, capsys)
+    assert Path("run/error.txt").exists()
+    ledger = Ledger(Path("run"))
+    ledger.create()
+    assert not Path("run/error.txt").exists()
+    ledger.traceback(ValueError("killed"))
+    ledger.rewind(0)
+    assert not Path("run/error.txt").exists()
 
 
 @pytest.mark.parametrize("isolate", [True, False])
