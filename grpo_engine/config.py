@@ -12,6 +12,7 @@ from .sample_config import GroupsConfig, RewardConfig, SamplingConfig, ScoringCo
 
 LR_LORA = 1e-5
 LR_ALL_WEIGHTS = 1e-6
+GYM = "reasoning_gym:"
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,12 @@ class DataConfig:
     regression_path: str | None = None
     """what the model could do before, in one of the forms of `path`: evaluated beside the held-out
     tasks, and its fall is a guard"""
+
+    def __post_init__(self) -> None:
+        if self.gym and not self.path.startswith(GYM):
+            raise UserError(
+                f"data.gym is for a data.path of {GYM}NAME; data.path is {self.path}: leave out gym"
+            )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .config import GYM
 from .errors import UserError, require
 from .rewards.builtin.gym import reasoning_gym_tasks
 from .rewards.protocol import RESERVED
@@ -16,7 +17,7 @@ from .rewards.protocol import RESERVED
 Messages = list[dict[str, str]]
 
 BUILTIN_EVAL_ROWS = 200
-GYM, GYM_ROWS = "reasoning_gym:", 1000
+GYM_ROWS = 1000
 
 
 @dataclass(frozen=True)

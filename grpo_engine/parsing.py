@@ -13,6 +13,7 @@ from .config import RunConfig
 from .errors import UserError, require
 
 MAY_BE_NO_MAPPING = ("lora", "rewards")  # null, and a list
+LISTS_OF_GROUPS = ("--rewards", "--curriculum.mixture")
 MOST_LINES = 12
 USAGE = "grpo train run.yaml [--resume] [--group.key value ...]"
 
@@ -28,6 +29,7 @@ def parse_run(args: Sequence[str]) -> tuple[RunConfig, bool]:
         if flag == "--config":
             _check_yaml_keys(Path(value))
     _check_argument_names(args)
+    args = _with_lists_afresh(args)
     jsonargparse = _jsonargparse()
     try:
         namespace = parser.parse_args(args)
@@ -46,6 +48,16 @@ def _with_config_first(args: Sequence[str]) -> list[str]:
         if not arg.startswith("-") and (i == 0 or args[i - 1] == "--resume"):
             return ["--config", arg, *args[:i], *args[i + 1 :]]
     return args
+
+
+def _with_lists_afresh(args: Sequence[str]) -> list[str]:
+    """With an empty list before each list: to jsonargparse the rows of a list of the same length
+    that the file has are the defaults of those here, weights, gates, options and all."""
+    afresh: list[str] = []
+    for arg in args:
+        name = arg.partition("=")[0]
+        afresh += [f"{name}=[]", arg] if name in LISTS_OF_GROUPS else [arg]
+    return afresh
 
 
 def load_run(path: Path) -> RunConfig:
@@ -107,10 +119,35 @@ def _check_yaml_keys(path: Path) -> None:
             raise UserError(
                 f"{group} in {path} must hold keys, as in {group}: {{key: value}}; given {value!r}"
             )
-        # A list is that of the rewards: its rows are groups of keys.
-        for row in value if isinstance(value, list) else [value]:
-            for key in row if isinstance(row, dict) else []:
-                _check_known(f"{group}.{key}", known, str(path))
+        if group == "rewards":
+            _check_rewards(value, known, str(path))
+        else:
+            _check_group(group, value, known, str(path))
+
+
+def _check_group(group: str, value: Any, known: set[str], where: str) -> None:
+    for key in value if isinstance(value, dict) else []:
+        _check_known(f"{group}.{key}", known, where)
+
+
+def _check_rewards(rows: Any, known: set[str], where: str) -> None:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(
+            f"rewards in {where} must be a list of rows, as in rewards: [{{function: math}}]; "
+            f"given {rows!r}"
+        )
+    for row in rows:
+        _check_group("rewards", row, known, where)
+        if "function" not in row:
+            raise UserError(f"a row of rewards in {where} lacks function, which it must name")
+        components = row.get("components")
+        for name, part in components.items() if isinstance(components, dict) else []:
+            if not isinstance(part, dict):
+                raise UserError(
+                    f"rewards: components.{name} in {where} must hold keys, as in "
+                    f"{{{name}: {{weight: 0.5}}}}; given {part!r}"
+                )
+            _check_group("rewards.components", part, known, where)
 
 
 def _check_argument_names(args: Sequence[str]) -> None:
@@ -119,6 +156,23 @@ def _check_argument_names(args: Sequence[str]) -> None:
     for arg in args:
         if arg.startswith("--"):  # a + at the end appends to a list
             _check_known(arg[2:].partition("=")[0].removesuffix("+"), known, "the command line")
+    for name, value in _given(args):
+        if name == "--rewards":
+            _check_rewards(_as_yaml(value), known, "the command line")
+
+
+def _given(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for arg, following in pairwise([*args, ""]):
+        name, equals, value = arg.partition("=")
+        yield name, value if equals else following
+
+
+def _as_yaml(text: str) -> Any:
+    yaml = require("yaml", "train", "the command line")
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
 
 
 def _check_known(name: str, known: set[str], where: str) -> None:

@@ -4,9 +4,10 @@ They check themselves when they are made, so they serve without a run config as 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import isfinite
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args
 
 from .curriculum.presets import PRESETS, Setting
 from .errors import UserError
@@ -31,6 +32,9 @@ class ComponentConfig:
     """below this the sample is invalid: a format that it must have to count at all"""
 
     def __post_init__(self) -> None:
+        for key in fields(self):
+            if getattr(self, key.name) is None and NoneType not in get_args(key.type):
+                raise UserError(f"rewards: {key.name} can't be null; leave it out for its default")
         for name in ("weight", "gate", "valid_from"):
             check_finite("rewards: " + name, getattr(self, name))
         check_pair(self.bounds, "rewards: bounds", float("-inf"), float("inf"))

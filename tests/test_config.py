@@ -15,6 +15,7 @@ import yaml
 
 from everything import EVERYTHING, OTHERWISE, SECTIONS
 from grpo_engine.config import LoraConfig, RunConfig
+from grpo_engine.curriculum.presets import Setting
 from grpo_engine.errors import UserError
 from grpo_engine.ledger import Ledger
 from grpo_engine.parsing import load_run, parse_run
@@ -75,6 +76,60 @@ def test_arguments_win_over_yaml_which_wins_over_defaults(run):
     assert (config.loss.beta, config.sampling.stop) == (0.0, ["b", "c"])
     rewards = run("--rewards", '[{"function": "exact", "weight": 0.5}]').rewards
     assert rewards == [RewardConfig("exact", weight=0.5)]
+
+
+def test_a_list_of_the_command_line_takes_nothing_from_the_rows_of_the_file(run):
+    file = {
+        "rewards": [
+            {
+                "function": "exact",
+                "weight": 3,
+                "gate": 1.0,
+                "options": {"a": 1},
+                "components": {"x": {"weight": 9}},
+            }
+        ],
+        "curriculum": {"preset": {0: "mixed"}, "mixture": [{"temperature": 0.7, "top_p": 0.5}]},
+    }
+    for given in (["--rewards", "[{function: math}]"], ["--rewards=[{function: math}]"]):
+        assert run(*given, **file).rewards == [RewardConfig("math")]
+    mixture = run("--curriculum.mixture", "[{temperature: 1.2}]", **file).curriculum.mixture
+    assert mixture == [Setting(1.2, 1.0, 1.0)]
+    both = run("--rewards+", "{function: math}", **file).rewards
+    assert [reward.function for reward in both] == ["exact", "math"]
+    assert both[0].weight == 3.0
+
+
+def test_options_of_reasoning_gym_for_other_data_are_refused(run):
+    data = {"path": "tasks.jsonl", "gym": {"size": 3}}
+    assert "data.gym is for a data.path of reasoning_gym:NAME" in told(run, data=data)
+
+
+WRONG_ROWS = {
+    "no row": ("[exact]", "as in rewards: [{function: math}]; given ['exact']"),
+    "no list": ("{function: math}", "must be a list of rows"),
+    "no YAML": ("[{function: math", "must be a list of rows"),
+    "no function": ("[{weight: 2}]", "lacks function"),
+    "unknown": ("[{function: f, wieght: 2}]", "rewards.wieght", "nearest is rewards.weight"),
+    "of a component": (
+        "[{function: f, components: {a: {gat: 2}}}]",
+        *("rewards.components.gat", "nearest is rewards.components.gate"),
+    ),
+    "component without keys": ("[{function: f, components: {a: 2}}]", "components.a", "given 2"),
+    "null": ("[{function: f, weight: null}]", "rewards: weight can't be null"),
+    "null options": ("[{function: f, options: null}]", "rewards: options can't be null"),
+    "null time-out": ("[{function: f, timeout_s: null}]", "rewards: timeout_s can't be null"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_ROWS.values(), ids=WRONG_ROWS)
+def test_wrong_rows_of_rewards_are_told_the_same_wherever_they_are_given(run, case):
+    rows, *said = case
+    messages = [told(run, "--rewards", rows)]
+    if rows.endswith(("]", "}")):
+        messages.append(told(run, rewards=yaml.safe_load(rows)))
+    for message in messages:
+        assert all(text in message for text in said), message
 
 
 def test_resume_is_a_flag_beside_the_config(tmp_path):
