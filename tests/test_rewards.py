@@ -1,13 +1,17 @@
 """Reward functions: TRL's form, components, None against 0, and what a wrong one is told."""
 
+import asyncio
 import math
+import threading
 
 import numpy as np
 import pytest
 import torch
 
 from grpo_engine.errors import UserError
+from grpo_engine.rewards import Scorer, load_rewards, reward_of
 from grpo_engine.rewards.score import Scores
+from grpo_engine.sample_config import RewardConfig, ScoringConfig
 from scoring import ARGUMENTS, COLUMNS, CORE, gives, run, totals
 
 NAN, INF = math.nan, math.inf
@@ -136,3 +140,49 @@ def test_components_of_several_draws_stand_in_the_order_in_which_they_came():
     assert list(joined.components) == names
     assert joined.components["part_0"] == [1.0, None]
     assert joined.components["part_19"] == [None, 1.0]
+
+
+CALL = {"prompts": ["a"], "completions": ["12"], "completion_ids": [[1, 2]]}
+
+
+def test_an_async_function_runs_where_a_loop_runs_already_and_keeps_its_client():
+    loops = []
+
+    async def counts(completions):
+        loops.append(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        return [float(len(c)) for c in completions]
+
+    async def cell():
+        with Scorer([reward_of(counts)]) as scorer:
+            return [scorer.score(CALL, {}).components for _ in range(2)]
+
+    before = threading.active_count()
+    assert asyncio.run(cell()) == [{"counts": [2.0]}] * 2
+    assert loops[0] is loops[1] and loops[0].is_closed()
+    assert threading.active_count() == before
+
+
+def test_an_async_function_that_raises_is_told_by_its_own_line():
+    async def breaks(completions):
+        await asyncio.sleep(0)
+        return 1 / 0
+
+    with Scorer([reward_of(breaks)], ScoringConfig(max_failed=1.0)) as scorer:
+        (cause,) = scorer.score(CALL, {}).failures
+    line = breaks.__code__.co_firstlineno + 2
+    assert cause.endswith(f"division by zero (test_rewards.py:{line})")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "columns", "said"),
+    [
+        (CALL, {}, "the reward exact needs the column 'answer'"),
+        (CALL, {"answer": ["1", "2"]}, "answer has 2 values for 1 completions"),
+        ({"completions": ["1"]}, {"answer": ["1"]}, "the rewards need completion_ids"),
+    ],
+)
+def test_a_call_that_lacks_something_is_told_so_and_blamed_on_no_function(arguments, columns, said):
+    with Scorer(load_rewards([RewardConfig("exact")])) as scorer:
+        with pytest.raises(UserError, match=said):
+            scorer.score(arguments, columns)

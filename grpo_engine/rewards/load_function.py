@@ -1,5 +1,6 @@
 """Functions by name, from files and packages. Imports no torch: reward workers are light."""
 
+import asyncio
 import functools
 import hashlib
 import importlib
@@ -9,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from concurrent import futures
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +18,7 @@ from typing import Any
 
 from ..errors import UserError
 
-PACKAGE = str(Path(__file__).parents[1])
+BETWEEN = (str(Path(__file__).parents[1]), os.path.dirname(asyncio.__file__), futures.__path__[0])
 LONGEST_CAUSE = 300  # characters of an error's text: a line of a log
 
 
@@ -69,7 +71,7 @@ def describe(error: BaseException) -> str:
 def raised(error: BaseException) -> str:
     """What a function raised and, where it is a user's, the line in its file."""
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if not f.filename.startswith(PACKAGE)]
+    theirs = [f for f in frames if not f.filename.startswith(BETWEEN)]
     inside = [f for f in theirs if f.filename == theirs[0].filename]
     place = f" ({Path(inside[-1].filename).name}:{inside[-1].lineno})" if inside else ""
     return f"raised {describe(error)}{place}"

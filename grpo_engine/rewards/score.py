@@ -1,6 +1,5 @@
 """Calls the reward functions of a step, each where it runs, and puts their answers side by side."""
 
-import asyncio
 import copy
 import inspect
 import math
@@ -13,6 +12,7 @@ from ..sample_config import ComponentConfig, ScoringConfig
 from .builtin.ensemble import combine_members
 from .load import Reward, version_of
 from .load_function import raised
+from .loop import LoopThread
 from .process import check_steps
 from .protocol import EnvFailed, Plain, accepted, plain_values
 from .total import Components, StepRows, prepare_components
@@ -81,6 +81,7 @@ class Scorer:
         self._seen: set[str] = set()  # rewards that have answered
         self._leaves = [m for r in self.rewards for m in (r.members or (r,))]
         self._isolated = [leaf for leaf in self._leaves if leaf.spec is not None]
+        self._loop = LoopThread()
         self._pool = None
         if self._isolated:
             specs = [leaf.spec for leaf in self._isolated]
@@ -108,6 +109,7 @@ class Scorer:
 
     def close(self) -> None:
         """Ends the workers."""
+        self._loop.close()
         if self._pool is not None:
             self._pool.close()
 
@@ -119,7 +121,7 @@ class Scorer:
         Raises UserError if a function returns no list of the right length, or if more than
         `max_failed` of the samples failed.
         """
-        count = len(arguments["completions"])
+        count = self._check_arguments(arguments, columns)
         outcomes = self._call_all(arguments, columns, count)
         scores = Scores({}, [None] * count, [None] * count)
         for reward in self.rewards:
@@ -128,6 +130,22 @@ class Scorer:
             self._check_parts(scores, reward, given)
         self._check_failures(scores, count)
         return scores
+
+    def _check_arguments(self, arguments: dict[str, Any], columns: dict[str, list]) -> int:
+        """The number of samples."""
+        given = arguments | columns
+        for name in ("completions", "completion_ids"):
+            if name not in given:
+                raise UserError(f"the rewards need {name}: a list over the samples")
+        count = len(given["completions"])
+        for name, values in given.items():
+            if isinstance(values, list) and len(values) != count:
+                raise UserError(f"{name} has {len(values)} values for {count} completions")
+        for leaf in self._leaves:
+            for column in leaf.renames.values():
+                if column not in given:
+                    raise UserError(f"the reward {leaf.name} needs the column {column!r}")
+        return count
 
     def _call_all(
         self, arguments: dict[str, Any], columns: dict[str, list], count: int
@@ -148,7 +166,7 @@ class Scorer:
         found = {id(leaf): o for leaf, o in zip(self._isolated, outcomes, strict=True)}
         for leaf in self._leaves:
             if leaf.spec is None:
-                found[id(leaf)] = _call_here(leaf, arguments | columns, count)
+                found[id(leaf)] = _call_here(leaf, arguments | columns, count, self._loop)
         return found
 
     def _combined(self, reward: Reward, outcomes: dict[int, Outcome]) -> Outcome:
@@ -238,17 +256,18 @@ def _enter_number(
         scores.components[name][sample] = number
 
 
-def _call_here(reward: Reward, arguments: dict[str, Any], count: int) -> Outcome:
+def _call_here(reward: Reward, arguments: dict[str, Any], count: int, loop: LoopThread) -> Outcome:
     """In this process: all samples at once; one by one, to find the culprits, if that raises."""
     try:
-        return Outcome(_run(reward, arguments, count), [None] * count)
+        return Outcome(_run(reward, arguments, count, loop), [None] * count)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
         if reward.config.compares or count == 1:
             return Outcome([None] * count, [raised(error)] * count)
     single = [
-        _call_here(reward, {n: _only(v, i) for n, v in arguments.items()}, 1) for i in range(count)
+        _call_here(reward, {n: _only(v, i) for n, v in arguments.items()}, 1, loop)
+        for i in range(count)
     ]
     return Outcome([o.values[0] for o in single], [o.failures[0] for o in single])
 
@@ -257,12 +276,12 @@ def _only(value: Any, i: int) -> Any:
     return value[i : i + 1] if isinstance(value, list) else value
 
 
-def _run(reward: Reward, arguments: dict[str, Any], count: int) -> list[Plain]:
+def _run(reward: Reward, arguments: dict[str, Any], count: int, loop: LoopThread) -> list[Plain]:
     renamed = {name: arguments[column] for name, column in reward.renames.items()}
     # Copies: a function that edits its arguments must not edit the data or the samples.
     signature = inspect.signature(reward.function)
     given = copy.deepcopy(accepted(signature, arguments | renamed, reward.name))
     values = reward.function(**given)
     if inspect.isawaitable(values):
-        values = asyncio.run(asyncio.wait_for(values, reward.config.timeout_s))
+        values = loop.run(values, reward.config.timeout_s)
     return plain_values(values, reward.name, count)
