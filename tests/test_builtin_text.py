@@ -8,7 +8,7 @@ import pytest
 
 from grpo_engine.errors import UserError
 from grpo_engine.rewards import builtin
-from grpo_engine.rewards.builtin import BUILTIN, exact, format, fuzzy, text_of
+from grpo_engine.rewards.builtin import BUILTIN, exact, for_trl, format, fuzzy, text_of
 
 R1 = r"<think>.+</think>\s*<answer>.+</answer>"
 
@@ -137,3 +137,24 @@ def test_importing_the_built_ins_imports_nothing_heavy():
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module]
             assert {n.partition(".")[0] for n in names} <= allowed, file
+
+
+def test_a_built_in_serves_trl_which_passes_more_than_it_names():
+    everything = {
+        "prompts": ["1+1=", "2+2="],
+        "completions": [chat("2"), chat("5")],
+        "completion_ids": [[1], [2]],
+        "answer": ["2", "4"],
+        "gold": ["0", "5"],
+        "trainer_state": None,
+        "log_metric": print,
+    }
+    assert for_trl(exact)(**everything) == [1.0, 0.0]
+    assert for_trl(exact, answer_column="gold")(**everything) == [0.0, 1.0]
+    assert for_trl(fuzzy, threshold=0.5)(**everything) == [1.0, 0.0]
+    assert for_trl(format, pattern="[0-4]").__name__ == "format"
+    assert for_trl(format, pattern="[0-4]")(**everything) == [1.0, 0.0]
+    with pytest.raises(UserError, match="the reward exact needs the argument 'answers'"):
+        for_trl(exact, answer_column="none")(**everything)
+    with pytest.raises(TypeError, match="nera"):
+        for_trl(fuzzy, nera=1)

@@ -1,5 +1,7 @@
 """The built-in rewards: plain functions in TRL's form, usable with any trainer.
 
+`for_trl(math, near=0.3)` is one of TRL's reward_funcs, which are given more than they name.
+
 Each takes lists over the samples under the names TRL uses (`prompts`, `completions`,
 `completion_ids`, and columns of the data), options by keyword, and returns a number or None (can't
 be judged, which is not 0) per completion. A completion is a string or chat messages. `answers` are
@@ -15,6 +17,7 @@ from .length import length_normalized, length_penalty, repetition, soft_overlong
 from .math_answer import math
 from .model import reward_model
 from .options import text_of
+from .outside import for_trl
 from .python_tests import python_tests
 from .text import exact, format, fuzzy
 
@@ -40,6 +43,7 @@ __all__ = [
     "combine_members",
     "ensemble",
     "exact",
+    "for_trl",
     "format",
     "fuzzy",
     "length_normalized",
