@@ -13,6 +13,7 @@ from .sample_config import GroupsConfig, RewardConfig, SamplingConfig, ScoringCo
 LR_LORA = 1e-5
 LR_ALL_WEIGHTS = 1e-6
 GYM = "reasoning_gym:"
+EVAL_GYM = {"size": 200, "seed": 1}
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class DataConfig:
     """system message put before chat prompts that have none"""
     gym: dict[str, Any] = field(default_factory=dict)
     """of reasoning_gym:NAME: size (1000), seed (0), and the options of its data set"""
-    eval_gym: dict[str, Any] = field(default_factory=lambda: {"size": 200, "seed": 1})
+    eval_gym: dict[str, Any] = field(default_factory=EVAL_GYM.copy)
     """the same for eval_path and regression_path"""
     task_column: str | None = None
     """names the kind of task of a row; the KL is then recorded by it"""
@@ -81,6 +82,12 @@ class DataConfig:
     tasks, and its fall is a guard"""
 
     def __post_init__(self) -> None:
+        others = [path or "" for path in (self.eval_path, self.regression_path)]
+        if self.eval_gym != EVAL_GYM and not any(path.startswith(GYM) for path in others):
+            raise UserError(
+                f"data.eval_gym is for a data.eval_path or data.regression_path of {GYM}NAME: "
+                "leave it out"
+            )
         if self.gym and not self.path.startswith(GYM):
             raise UserError(
                 f"data.gym is for a data.path of {GYM}NAME; data.path is {self.path}: leave out gym"

@@ -37,7 +37,7 @@ def other(threshold: float | None) -> float:
 EVERYTHING = RunConfig(
     model=ModelConfig("m", "float32", "4bit", "reference/model", True, "cpu"),
     data=DataConfig(
-        *("reasoning_gym:sums", "question", "gold", "e.jsonl", 5, True, "Be brief."),
+        *("reasoning_gym:sums", "question", "gold", "reasoning_gym:other", 5, True, "Be brief."),
         *({"size": 7, "min_terms": 2}, {"size": 3, "seed": 9}, "kind", "r.jsonl"),
     ),
     rewards=[

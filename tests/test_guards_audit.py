@@ -18,17 +18,19 @@ def test_the_table_of_the_highest():
         row(1.0, "a|b\nc", length=9, repetition=0.25, components={"exact": 1.0, "format": None}),
         row(0.5, "second of equals"),
         row(0.1, "low"),
+        row(0.5, "b", step=9),
+        row(0.5, "b", task_row=8),
     ]
     assert audit(rows, count=2) == (
-        "| reward | length | repetition | components | step | task_row | completion |\n"
-        "| --- | --- | --- | --- | --- | --- | --- |\n"
-        '| 1.000 | 9 | 0.250 | exact 1.000, format - | 5 | 7 | "a\\|b\\nc" |\n'
-        '| 0.500 | 2 | 0.000 | exact 0.500 | 5 | 7 | "b" |\n'
+        "| reward | times | length | repetition | components | step | task_row | completion |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        '| 1.000 | 1 | 9 | 0.250 | exact 1.000, format - | 5 | 7 | "a\\|b\\nc" |\n'
+        '| 0.500 | 2 | 2 | 0.000 | exact 0.500 | 5 | 7 | "b" |\n'
     )
 
 
 def test_the_table_shows_twenty_and_cuts_long_answers():
-    table = audit([row(1.0, "x" * 1000)] * 30).splitlines()
+    table = audit([row(1.0, "x" * 1000, task_row=i) for i in range(30)]).splitlines()
     assert len(table) == 22
     assert table[2].endswith(f'| "{"x" * 160}..." |')
 

@@ -143,13 +143,15 @@ def test_highest_rewards_are_listed_for_a_person(model_folder, tmp_path, capsys)
     rows = [
         row for step in (3, 4) for row in rollouts_of(config, step) if row["reward"] is not None
     ]
-    best = sorted(rows, key=lambda row: -row["reward"])[:20]
+    answers = {(row["reward"], row["task_row"], row["text"]) for row in rows}
     listed = files[1].read_text().splitlines()[2:]
-    assert len(listed) == 20
-    for line, row in zip(listed, best, strict=True):
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        assert cells[0] == f"{row['reward']:.3f}" and cells[1] == str(len(row["completion_ids"]))
-        assert int(cells[4]) in (3, 4)
+    assert len(listed) == min(20, len(answers)) > 10
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in listed]
+    best = sorted((reward for reward, _, _ in answers), reverse=True)[:20]
+    assert [row[0] for row in cells] == [f"{reward:.3f}" for reward in best]
+    assert {int(row[5]) for row in cells} <= {3, 4}
+    if len(answers) <= 20:
+        assert sum(int(row[1]) for row in cells) == len(rows)
     assert f"highest rewards to look at: {files[0]}" in capsys.readouterr().out
 
 

@@ -10,17 +10,22 @@ from typing import Any
 LEAST_GAIN = 0.2
 LEAST_EVALUATIONS = 3
 SHOWN = 160  # characters of a completion
-COLUMNS = "reward length repetition components step task_row completion".split()
+COLUMNS = "reward times length repetition components step task_row completion".split()
 
 
 def audit(rows: Sequence[Mapping[str, Any]], count: int = 20) -> str:
-    """Markdown table of the `count` highest-rewarded samples, highest first.
+    """Markdown table of the `count` highest-rewarded answers, highest first.
 
     A row has reward, completion (text), length (tokens), repetition (0 to 1), components (by name),
-    step and task_row. One without a reward is left out. Equal rewards stay in the order given.
+    step and task_row. One without a reward is left out. Equal answers to a task with one reward are
+    a line, of the first, with how many `times` there were; equal rewards stay in the order given.
     """
-    paid = [row for row in rows if row["reward"] is not None]
-    best = sorted(paid, key=lambda row: -row["reward"])[:count]
+    found: dict[tuple, dict[str, Any]] = {}
+    for row in rows:
+        if row["reward"] is not None:
+            key = row["task_row"], row["completion"], row["reward"]
+            found.setdefault(key, {**row, "times": 0})["times"] += 1
+    best = sorted(found.values(), key=lambda row: -row["reward"])[:count]
     lines = [COLUMNS, ["---"] * len(COLUMNS), *([_cell(row[c]) for c in COLUMNS] for row in best)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
