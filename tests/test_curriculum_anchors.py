@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from grpo_engine.curriculum import anchor_text, choose_groups, is_wrong
+from grpo_engine.curriculum import anchor_text, choose_groups
 from grpo_engine.errors import UserError
 
 
@@ -95,9 +95,3 @@ def test_without_a_column_it_is_an_answer_that_differs():
 def test_where_all_answers_are_the_same_there_is_no_anchor(others):
     with pytest.raises(UserError, match="no other task has an answer that differs from '4'"):
         text({"answer": "4"}, others=others)
-
-
-def test_an_anchor_that_scores_as_right_is_none():
-    nan = float("nan")
-    rewards = [0.0, 0.99, -1.0, 1.0, 1.5, None, nan, float("-inf")]
-    assert [is_wrong(r, 1.0) for r in rewards] == [True] * 3 + [False] * 5

@@ -1,8 +1,8 @@
-"""The audit of the highest-rewarded samples, and reward hacking as a judgment."""
+"""The audit of the highest-rewarded samples, and what shows reward hacking."""
 
 import pytest
 
-from grpo_engine.guards import audit, hacking
+from grpo_engine.guards import audit
 from grpo_engine.guards.audit import heldout_share
 
 
@@ -39,13 +39,10 @@ def test_the_table_shows_twenty_and_cuts_long_answers():
 GAMED = [(0.3, 0.5), (0.5, 0.5), (0.6, 0.9), (0.7, 0.52), (0.9, 0.52)]
 
 
-def test_training_up_and_held_out_flat_is_a_judgment_with_numbers():
+def test_held_out_gain_as_a_share_of_the_training_gain():
     assert heldout_share(GAMED) == pytest.approx(0.05)
-    assert hacking(GAMED) == (
-        "training reward up by 0.400 over 5 evaluations, held-out by +0.020: the reward may be "
-        "gamed"
-    )
-    assert hacking(GAMED, least_share=0.04) is None
+    # Both rise: 0.3 of 0.4.
+    assert heldout_share([(0.4, 0.5), (0.5, 0.6), (0.8, 0.8)]) == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(
@@ -53,15 +50,13 @@ def test_training_up_and_held_out_flat_is_a_judgment_with_numbers():
     [
         [],
         GAMED[:2],
-        [(0.4, 0.5), (0.5, 0.6), (0.8, 0.8)],  # both rise
         [(0.8, 0.5), (0.8, 0.5), (0.95, 0.5)],  # up by 0.15 of 0.95: less than a fifth
         [(0.8, 0.5), (0.6, 0.4), (0.2, 0.1)],  # both fall
     ],
 )
-def test_no_judgment(evaluations):
-    assert hacking(evaluations) is None
+def test_no_rise_to_explain(evaluations):
+    assert heldout_share(evaluations) is None
 
 
 def test_a_held_out_fall_is_the_clearest_case():
     assert heldout_share([(0.2, 0.6), (0.5, 0.5), (0.7, 0.4)]) == pytest.approx(-0.4)
-    assert "held-out by -0.200" in hacking([(0.2, 0.6), (0.5, 0.5), (0.7, 0.4)])

@@ -13,7 +13,7 @@ Everything is a function of a seed, a step and what has been committed; what cha
 step has `state()` and `load(state)`, of plain JSON values.
 """
 
-from .anchors import anchor_text, choose_groups, is_wrong
+from .anchors import anchor_text, choose_groups
 from .bands import BANDS, PassRates, TaskRecord
 from .config import AnchorsConfig, CurriculumConfig, ReplayConfig, VariantsConfig
 from .draw import Draw, Drawn, PromptDraw
@@ -44,5 +44,4 @@ __all__ = [
     "hold",
     "interpolate",
     "interpolate_all",
-    "is_wrong",
 ]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
-from math import isfinite
 from typing import Any
 
 from ..errors import UserError
@@ -47,8 +46,8 @@ def anchor_text(
 
     `columns`: of its row; `column`: the one with wrong answers, a string or a list, or None: then
     it is one of `others`, the answers of other tasks, that differs from this one's in
-    `answer_column`. Raises UserError where there is none. Whether it is wrong, the reward says:
-    see `is_wrong`.
+    `answer_column`. Raises UserError where there is none. Whether it is wrong, its
+    reward says.
     """
     chance = generator("anchor", seed, step, task)
     if column is not None:
@@ -68,8 +67,3 @@ def anchor_text(
         f"anchors: no other task has an answer that differs from {own[:60]!r}; name a column with "
         "wrong answers in anchors.column, or set anchors.share to 0"
     )
-
-
-def is_wrong(reward: float | None, correct_at: float) -> bool:
-    """Whether a reward lets a sample be an anchor; one that has none can't be in the statistics."""
-    return reward is not None and isfinite(reward) and reward < correct_at

@@ -3,7 +3,7 @@
 Pure Python on plain figures; nothing here needs our trainer. See `guard.Guards`.
 """
 
-from .audit import audit, hacking
+from .audit import audit
 from .config import GuardsConfig, KlConfig, StopConfig
 from .early_stop import EarlyStop
 from .guard import Alarm, Guards
@@ -20,5 +20,4 @@ __all__ = [
     "KlController",
     "StopConfig",
     "audit",
-    "hacking",
 ]

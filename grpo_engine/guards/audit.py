@@ -44,21 +44,6 @@ def heldout_share(evaluations: Sequence[tuple[float, float]]) -> float | None:
     return heldout / training if training > LEAST_GAIN * largest else None
 
 
-def hacking(evaluations: Sequence[tuple[float, float]], least_share: float = 0.1) -> str | None:
-    """A sentence with the numbers if the training reward rose and the held-out did not, else None.
-
-    `evaluations` as for `heldout_share`; flat is a gain below `least_share` of the training gain.
-    """
-    share = heldout_share(evaluations)
-    if share is None or share >= least_share:
-        return None
-    training, heldout = (_gain(column) for column in zip(*evaluations, strict=True))
-    return (
-        f"training reward up by {training:.3f} over {len(evaluations)} evaluations, held-out by "
-        f"{heldout:+.3f}: the reward may be gamed"
-    )
-
-
 def _gain(x: Sequence[float]) -> float:
     half = len(x) // 2
     return fmean(x[-half:]) - fmean(x[:half])
