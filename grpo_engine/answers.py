@@ -26,6 +26,12 @@ class Answers:
     rewards: list[float | None]
     """None: no reward applied, or its call failed"""
 
+    @property
+    def mean(self) -> float:
+        """Over the answers that have a reward; NaN if none has."""
+        given = [reward for reward in self.rewards if reward is not None]
+        return sum(given) / len(given) if given else nan
+
     def by_task(self) -> list[list[float]]:
         """[P] the rewards of each task, those that there are."""
         spans = range(0, len(self.rewards), self.samples)

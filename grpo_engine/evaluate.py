@@ -1,30 +1,13 @@
 """Held-out tasks, answered greedily and scored as in training."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from .answers import answer_tasks
+from .answers import Answers, answer_tasks
 from .config import RunConfig
 from .curriculum.presets import Setting
 from .rewards.score import Scorer
-from .rollout import Rollout
 from .sampler import GroupSampler, Progress
 from .taskset import TaskSet
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Answers to the tasks of a source, one each."""
-
-    rollouts: list[Rollout]
-    texts: list[str]
-    rewards: list[float | None]
-    """None: no reward applied, or its call failed"""
-
-    @property
-    def mean(self) -> float:
-        """Over the answers that have a reward; NaN if none has."""
-        given = [reward for reward in self.rewards if reward is not None]
-        return sum(given) / len(given) if given else float("nan")
 
 
 def evaluate(
@@ -34,9 +17,8 @@ def evaluate(
     config: RunConfig,
     step: int,
     progress: Progress | None = None,
-) -> Evaluation:
+) -> Answers:
     """Greedy answers to the first `data.eval_limit` tasks of `source`, at temperature 0."""
     greedy = replace(config.sampling.params(Setting(1.0), seed=0), temperature=0.0)
     limit = config.data.eval_limit
-    found = answer_tasks(source, scorer, sampler, greedy, limit=limit, step=step, progress=progress)
-    return Evaluation(found.rollouts, found.texts, found.rewards)
+    return answer_tasks(source, scorer, sampler, greedy, limit=limit, step=step, progress=progress)

@@ -1,6 +1,7 @@
 """What a run is made of: policy, tasks, rewards, sampler; loaded and checked together."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from .config import RunConfig
@@ -32,7 +33,7 @@ class Parts:
     def __exit__(self, *_: object) -> None:
         self.scorer.close()
 
-    @property
+    @cached_property
     def data_hash(self) -> str:
         """Of the tasks that are trained on."""
         return fingerprint(self.train.tasks)

@@ -170,9 +170,8 @@ class Rounds:
     def _anchor(self, sibling: Rollout, text: str) -> Rollout:
         ids = self.policy.tokenizer(text, add_special_tokens=False)["input_ids"]
         ids = [*ids, *sorted(self.sampler.eos_ids)[:1]]
-        unknown = torch.full(
-            (len(ids),), float("nan")
-        )  # it was not sampled, and is never trained on
+        # It was not sampled, and is never trained on.
+        unknown = torch.full((len(ids),), float("nan"))
         return replace(
             sibling,
             completion_ids=ids,

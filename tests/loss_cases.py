@@ -15,10 +15,11 @@ from torch import Tensor
 from grpo_engine.kernels import reference
 from grpo_engine.kernels.options import GRPOOptions
 from grpo_engine.kernels.reference import LossOutput
+from loss_names import CLIPPED
+from loss_names import LOSSES as NAMES
 
-CLIPPED = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo"]
 LOSSES = [
-    *((loss, "token") for loss in [*CLIPPED, "cispo", "sapo", "vespo"]),
+    *((loss, "token") for loss in NAMES),
     *((loss, "sequence") for loss in CLIPPED),
 ]
 # One of each path through a kernel: five terms, with and without a mean over a sample's tokens.

@@ -85,6 +85,12 @@ def test_clone_leaves_out_rewards_of_another_version_until_scored_again():
     assert len(buffer) == 2 and buffer.stale(1, "r2") == []
 
 
+def test_a_kl_reads_no_reward_so_nothing_is_scored_again_for_it():
+    buffer = replay("kl")
+    buffer.add([old(0, 0.0), old(1, 1.0)])
+    assert len(chosen(buffer, rewarded="r2")) == 2 and buffer.stale(1, "r2") == []
+
+
 def test_too_old_ones_are_not_worth_scoring_again():
     buffer = replay("clone", most_age=3)
     buffer.add([old(0, 1.0, version=0), old(1, 1.0, version=4)])

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -33,3 +34,26 @@ def test_public_names_are_seen_before_they_are_used():
 def test_every_name_is_the_one_of_its_module(name):
     value = getattr(ge, name)
     assert getattr(sys.modules[value.__module__], name) is value
+
+
+def test_importing_the_package_imports_torch_and_nothing_optional():
+    script = """
+        import sys, torch
+        before = set(sys.modules)
+        import grpo_engine as ge
+        ge.GRPOOptions(), ge.grpo_loss, ge.pack_groups, ge.SamplingParams()
+        print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
+    )
+    optional = "transformers peft triton pyarrow bitsandbytes datasets rich jsonargparse tokenizers"
+    assert "grpo_engine" in done.stdout.split()
+    assert not set(optional.split()) & set(done.stdout.split())
+
+
+def test_every_public_name_can_be_imported_and_an_unknown_one_cannot():
+    for name in ge.__all__:
+        assert getattr(ge, name).__name__ == name
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = ge.no_such_name

@@ -72,7 +72,12 @@ class Replay:
         return found[:count]
 
     def stale(self, policy_version: int, reward_version: str) -> list[OldSample]:
-        """Samples that are not too old, and whose reward is of another version than that of now."""
+        """Samples that are not too old, and whose reward is of another version than that of now.
+
+        Mode clone alone: a KL reads no reward.
+        """
+        if self.config.mode != "clone":
+            return []
         young = self._young(policy_version)
         return [sample for sample in young if sample.reward_version != reward_version]
 
