@@ -38,7 +38,8 @@ int64_t row_start(const LossInputs& in, int64_t sample) {
 
 int64_t count_tokens(const LossInputs& in, int64_t sample) {
   const int64_t start = row_start(in, sample), end = row_start(in, sample + 1);
-  if (!in.mask) return end - start;
+  // Most rows are without a hole, and memchr is several times as fast as a count.
+  if (!in.mask || !std::memchr(in.mask + start, 0, end - start)) return end - start;
   return (end - start) - std::count(in.mask + start, in.mask + end, 0);
 }
 
@@ -74,13 +75,16 @@ LossResult group_loss(const LossInputs& in, const LossOptions& o, float* dlogp) 
   const auto sample_loss = GRPO_BEST(any_sample_loss);
   std::vector<Sums> sums(static_cast<size_t>(in.samples));
   int64_t tokens = 0, samples = 0;
+  const bool all_first = !in.normalizer && o.reduction == Reduction::tokens;
 #pragma omp parallel for reduction( \
-        + : tokens, samples) if (in.mask && row_start(in, in.samples) > kSerialTokens)
+        + : tokens,                 \
+            samples) if (all_first && in.mask && row_start(in, in.samples) > kSerialTokens)
   for (int64_t s = 0; s < in.samples; ++s) {
     if (!in_loss(in, s)) continue;
+    ++samples;
+    if (!all_first) continue;
     sums[s].tokens = count_tokens(in, s);
     tokens += sums[s].tokens;
-    ++samples;
   }
   const double normalizer = in.normalizer
                                 ? *in.normalizer
@@ -92,6 +96,7 @@ LossResult group_loss(const LossInputs& in, const LossOptions& o, float* dlogp) 
       std::fill(dlogp + row.start, dlogp + row.end, 0.0f);
       continue;
     }
+    if (!all_first) sums[s].tokens = count_tokens(in, s);
     const double length = o.reduction == Reduction::sample_mean
                               ? static_cast<double>(std::max<int64_t>(sums[s].tokens, 1))
                               : 1.0;

@@ -19,6 +19,12 @@ inline void copy_kept(float* to, const float* from, const int32_t* on, int n) {
   for (int i = 0; i < n; ++i) to[i] = keep(from[i], on[i]);
 }
 
+// How many of the n flags from `mask` on are `flag`, without a break.
+inline int run_of(const uint8_t* mask, int flag, int n) {
+  const void* end = std::memchr(mask, 1 - flag, static_cast<size_t>(n));
+  return end ? static_cast<int>(static_cast<const uint8_t*>(end) - mask) : n;
+}
+
 // Fills a block; returns the number of vectors.
 int fill(const LossInputs& in, int64_t sample, int64_t at, int n, Block& b) {
   const int vectors = (n + kLanes - 1) / kLanes;
@@ -229,14 +235,23 @@ template <Term term, bool sequence, bool has_ref>
 void sample_loss(const LossInputs& in, const LossOptions& o, int64_t sample, Row row, float* dlogp,
                  Sums& sums) {
   if constexpr (sequence || term == Term::vespo) sweep_sample(in, o, sample, row, sums.tokens);
-  const bool shared = !in.mask && !in.importance && !in.per_token;
+  const bool shared = !in.importance && !in.per_token;
   const float advantage = in.per_token ? 0.0f : in.advantages[sample];
   const float* old = in.old_logp ? in.old_logp : in.logp;
   Block b;
   for (int64_t at = row.start; at < row.end;) {
-    const int n = static_cast<int>(std::min<int64_t>(kBlock, row.end - at));
+    int n = static_cast<int>(std::min<int64_t>(kBlock, row.end - at));
+    if (in.mask) {
+      if (const int off = run_of(in.mask + at, 0, n)) {
+        std::fill(dlogp + at, dlogp + at + off, 0.0f);
+        at += off;
+        continue;
+      }
+      n = std::max(run_of(in.mask + at, 1, n), std::min(n, kLanes));
+    }
     const int whole = n / kLanes * kLanes;
-    if (shared && whole && is_finite(advantage)) {
+    const bool all_on = !in.mask || run_of(in.mask + at, 1, whole) == whole;
+    if (shared && all_on && whole && is_finite(advantage)) {
       const Tokens direct{in.logp + at, old + at, has_ref ? in.ref_logp + at : nullptr,
                           nullptr,      nullptr,  nullptr,
                           false};

@@ -11,10 +11,11 @@ from .kernels.options import GRPOOptions
 HEAD_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def check_offsets(name: str, offsets: Tensor, total: int) -> None:
+def check_offsets(name: str, offsets: Tensor, total: int, *, values: bool = True) -> None:
     """Raises ValueError unless `offsets` is int32, starts at 0, never falls and ends at `total`.
 
-    The values are looked at only on the CPU: on a device that would wait for it.
+    The values are looked at only on the CPU: on a device that would wait for it. values: False
+    where the extension looks at them itself.
     """
     tensor(name, offsets)
     if offsets.dim() != 1 or len(offsets) < 1 or offsets.dtype != torch.int32:
@@ -22,17 +23,17 @@ def check_offsets(name: str, offsets: Tensor, total: int) -> None:
             f"{name} must be int32 offsets in one dimension; "
             f"given {list(offsets.shape)} {offsets.dtype}"
         )
-    if offsets.device.type != "cpu":
+    if not values or offsets.device.type != "cpu":
         return
-    values = offsets.tolist()
-    if values[0] != 0 or values[-1] != total or values != sorted(values):
-        raise ValueError(f"{name} must start at 0, never fall and end at {total}; given {values}")
+    given = offsets.tolist()
+    if given[0] != 0 or given[-1] != total or given != sorted(given):
+        raise ValueError(f"{name} must start at 0, never fall and end at {total}; given {given}")
 
 
-def layout(logp: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None) -> int:
-    """The number of samples of packed or padded log-probs."""
+def layout(logp: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None, *, values: bool) -> int:
+    """The number of samples of packed or padded log-probs; values: as check_offsets."""
     if cu_seqlens is not None:
-        check_offsets("cu_seqlens", cu_seqlens, len(logp))
+        check_offsets("cu_seqlens", cu_seqlens, len(logp), values=values)
         return len(cu_seqlens) - 1
     if mask is None:
         raise ValueError("mask must be given with padded logp [S, T]")
@@ -98,7 +99,10 @@ def credit(
     logp: Tensor,
     n_samples: int,
     options: GRPOOptions,
+    *,
+    values: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
+    """Rewards or advantages as the loss takes them; values: as check_offsets."""
     if (rewards is None) == (advantages is None):
         raise ValueError("give either rewards with cu_groups, or advantages; not both, not neither")
     if rewards is not None:
@@ -106,7 +110,7 @@ def credit(
             raise ValueError("cu_groups must be given with rewards")
         rewards = floating("rewards", rewards, 1)
         same_shape("rewards", rewards, (n_samples,))
-        check_offsets("cu_groups", cu_groups, n_samples)
+        check_offsets("cu_groups", cu_groups, n_samples, values=values)
         return rewards.to(logp.dtype), None
     per_sample = tensor("advantages", advantages).shape == (n_samples,)
     if not per_sample and advantages.shape != logp.shape:
@@ -136,6 +140,8 @@ def floating(name: str, x: Any, dim: int) -> Tensor:
 def like(name: str, x: Tensor | None, logp: Tensor) -> Tensor | None:
     if x is None:
         return None
+    if isinstance(x, Tensor) and x.dtype == logp.dtype and x.shape == logp.shape:
+        return x
     x = floating(name, x, logp.dim())
     same_shape(name, x, logp.shape)
     return x.to(logp.dtype)

@@ -14,7 +14,7 @@ from .kernels.reference import LossOutput
 
 METRICS = (
     "kl ratio_mean ratio_min ratio_max clip_low clip_high clip_region advantage_abs "
-    "tokens samples nonfinite"
+    "tokens samples nonfinite no_signal"
 ).split()
 
 
@@ -65,9 +65,14 @@ def grpo_loss(
         _loss_options(options),
         dlogp.numpy(),
     )
-    loss, *values = torch.tensor([loss, *metrics], dtype=torch.float32).unbind()
-    names = METRICS if rewards is None else (*METRICS, "no_signal")
-    return LossOutput(attach_gradient(logp, loss, dlogp), dict(zip(names, values, strict=True)))
+    loss = attach_gradient(logp, torch.scalar_tensor(loss, dtype=torch.float32), dlogp)
+    return LossOutput(loss, functools.partial(_named, metrics))
+
+
+def _named(metrics: list[float]) -> dict[str, Tensor]:
+    """The last is there only where statistics were made."""
+    values = torch.tensor(metrics, dtype=torch.float32).unbind()
+    return dict(zip(METRICS, values, strict=False))
 
 
 @functools.lru_cache(maxsize=64)
@@ -76,7 +81,9 @@ def _loss_options(options: GRPOOptions) -> "_C.LossOptions":
 
 
 def _array(x: Tensor | None) -> Any:
-    return None if x is None else x.detach().contiguous().numpy()
+    if x is None:
+        return None
+    return (x.detach() if x.requires_grad else x).contiguous().numpy()
 
 
 class CpuRows:

@@ -42,7 +42,7 @@ def group_advantages(
     rewards = checks.floating("rewards", rewards, 1)
     check_offsets("cu_groups", cu_groups, len(rewards))
     valid = checks.mask("valid", valid, rewards.shape)
-    op = _loss_module("auto", rewards).group_advantages
+    op = _loss_module(implementation("auto", rewards)).group_advantages
     return op(rewards, cu_groups, valid, options or GRPOOptions())
 
 
@@ -234,14 +234,17 @@ def _checked_loss(
     normalizer: float | Tensor | None,
 ) -> Callable[[Tensor], LossOutput]:
     """The loss as a function of log-probs that look like `logp`, all else checked and bound."""
-    n_samples = checks.layout(logp, cu_seqlens, mask)
+    values = impl != "cpp"  # C++ looks at the offsets that it is given
+    n_samples = checks.layout(logp, cu_seqlens, mask, values=values)
     if options.beta > 0 and ref_logp is None:
         raise ValueError(f"ref_logp must be given when beta > 0; beta is {options.beta}")
-    rewards, advantages = checks.credit(rewards, cu_groups, advantages, logp, n_samples, options)
+    rewards, advantages = checks.credit(
+        rewards, cu_groups, advantages, logp, n_samples, options, values=values
+    )
     if isinstance(normalizer, Tensor) and normalizer.numel() != 1:
         raise ValueError(f"normalizer must be a scalar; given {list(normalizer.shape)}")
     return functools.partial(
-        _loss_module(impl, logp).grpo_loss,
+        _loss_module(impl).grpo_loss,
         old_logp=checks.like("old_logp", old_logp, logp),
         ref_logp=checks.like("ref_logp", ref_logp, logp),
         options=options,
@@ -257,9 +260,9 @@ def _checked_loss(
     )
 
 
-def _loss_module(impl: str, x: Tensor) -> ModuleType:
+@functools.cache
+def _loss_module(impl: str) -> ModuleType:
     """The module of this implementation's group_advantages and grpo_loss."""
-    impl = implementation(impl, x)
     if impl == "torch":
         return reference
     if impl == "cpp":

@@ -16,12 +16,19 @@ class KnownGradientFn(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, upstream: Tensor) -> tuple[Tensor, None]:
-        dlogp, normalizer = ctx.saved_tensors
-        if normalizer is None and upstream.device.type == "cpu" and upstream.item() == 1.0:
-            return dlogp, None  # on a device this look at the value would wait for it
-        return dlogp * (upstream if normalizer is None else upstream / normalizer), None
+        # The wrapper is slow beside a small loss, and without create_graph it has nothing to do.
+        return (_scaled_once if torch.is_grad_enabled() else _scaled)(ctx, upstream)
+
+
+def _scaled(ctx, upstream: Tensor) -> tuple[Tensor, None]:
+    dlogp, normalizer = ctx.saved_tensors
+    if normalizer is None and upstream.device.type == "cpu" and upstream.item() == 1.0:
+        return dlogp, None  # on a device this look at the value would wait for it
+    return dlogp * (upstream if normalizer is None else upstream / normalizer), None
+
+
+_scaled_once = once_differentiable(_scaled)
 
 
 def attach_gradient(

@@ -254,12 +254,12 @@ def grpo_loss(
         logp, old_logp, ref_logp, options, rewards, cu_groups, cu_seqlens, advantages,
         valid, in_loss, mask, importance_ratio, normalizer,
     )  # fmt: skip
-    values = dict(zip(RESULTS, results.unbind(), strict=True))
-    loss = attach_gradient(logp, loss, dlogp, values.pop("normalizer"))
-    if rewards is None:
-        del values["no_signal"]
-    del values["loss"]
-    return LossOutput(loss, values)
+    loss = attach_gradient(logp, loss, dlogp, results[RESULTS.index("normalizer")])
+    hidden = {"normalizer", "loss"} | ({"no_signal"} if rewards is None else set())
+    return LossOutput(
+        loss,
+        lambda: {n: x for n, x in zip(RESULTS, results.unbind(), strict=True) if n not in hidden},
+    )
 
 
 def specialisations() -> Iterator[tuple[str, triton.JITFunction, dict, dict, dict]]:

@@ -28,7 +28,7 @@ class LinearGRPOFn(torch.autograd.Function):
     """The forward makes the gradients; the backward scales them by the upstream scalar."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, targets, lens, make_rows, tile_bytes, loss_of, metrics):
+    def forward(ctx, hidden, weight, bias, targets, lens, make_rows, tile_bytes, loss_of, found):
         rows = make_rows()
         parts = list(tiles(len(hidden), len(weight), rows.tile_itemsize(hidden.dtype), tile_bytes))
         grads = HeadGradients(hidden, weight, ctx.needs_input_grad[:3], blocks=len(parts))
@@ -47,7 +47,7 @@ class LinearGRPOFn(torch.autograd.Function):
             del tile, dlogits
         ctx.gradients = grads.results(None if bias is None else bias.dtype)
         out = loss_of(logp)
-        metrics.update(out.metrics)
+        found.append(out)
         return out.loss
 
     @staticmethod
@@ -89,8 +89,8 @@ def linear_grpo_loss(
         return loss_of(logp)
     lens = logit_map(hidden, bias, temperature, softcap, logit_scale)
     hidden, weight, targets = hidden.contiguous(), weight.contiguous(), targets.long().contiguous()
-    metrics: dict[str, Tensor] = {}
+    found: list[LossOutput] = []
     loss = LinearGRPOFn.apply(
-        hidden, weight, bias, targets, lens, make_rows, tile_bytes, loss_of, metrics
+        hidden, weight, bias, targets, lens, make_rows, tile_bytes, loss_of, found
     )
-    return LossOutput(loss, metrics)
+    return LossOutput(loss, found[0].make_metrics)

@@ -6,7 +6,9 @@ the mask, never multiplied by it.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -23,7 +25,12 @@ class LossOutput:
     """`loss`: differentiable scalar; `metrics`: detached scalar tensors on the loss's device."""
 
     loss: Tensor
-    metrics: dict[str, Tensor]
+    make_metrics: Callable[[], dict[str, Tensor]]
+
+    @cached_property
+    def metrics(self) -> dict[str, Tensor]:
+        """By name; made when asked for, since a dozen tensors cost more than a small loss."""
+        return self.make_metrics()
 
 
 def group_advantages(
@@ -172,7 +179,7 @@ def grpo_loss(
         metrics |= {"tokens": tokens.sum(), "samples": in_loss.sum(), "nonfinite": nonfinite}
         if signal is not None:
             metrics["no_signal"] = (~signal).to(lp.dtype).mean()
-    return LossOutput(loss, metrics)
+    return LossOutput(loss, lambda: metrics)
 
 
 def default_normalizer(options: GRPOOptions, samples: Tensor, tokens: Tensor) -> Tensor:

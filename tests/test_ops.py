@@ -51,9 +51,10 @@ def test_bad_offsets_are_refused_by_name(bad):
         call_loss(cu_groups=bad)
     with pytest.raises(ValueError, match="cu_groups"):
         call_advantages(cu_groups=bad)
-    tokens = {"logp": torch.tensor([-1.0, -2.0]), "old_logp": None, "ref_logp": None}
+    tokens = {"logp": torch.tensor([-1.0, -2.0]), "old_logp": None, "ref_logp": torch.zeros(2)}
+    credit = {"rewards": None, "advantages": torch.zeros(max(0, bad.numel() - 1))}
     with pytest.raises(ValueError, match="cu_seqlens"):
-        call_loss(**tokens, cu_seqlens=bad)
+        call_loss(**tokens, **credit, cu_seqlens=bad, cu_groups=None)
     with pytest.raises(ValueError, match=r"the_name.*given"):
         ge.check_offsets("the_name", bad, 2)
 

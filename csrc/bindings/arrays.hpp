@@ -47,7 +47,8 @@ inline void check_offsets(const Array<int32_t>& offsets, const char* name, py::s
   for (py::ssize_t i = 1; rising && i < offsets.size(); ++i) rising = at[i - 1] <= at[i];
   if (!rising) {
     throw std::invalid_argument(std::string(name) + " must start at 0, never fall and end at " +
-                                std::to_string(total));
+                                std::to_string(total) + "; given " +
+                                py::str(offsets.attr("tolist")()).cast<std::string>());
   }
 }
 
