@@ -1,20 +1,20 @@
 """Tasks: rows with a prompt and whatever columns the rewards want, from files or built in."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from .config import GYM
-from .errors import UserError, require
+from .errors import UserError
 from .rewards.builtin.gym import reasoning_gym_tasks
 from .rewards.protocol import RESERVED
+from .rows import check_plain, read_rows
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 
 BUILTIN_EVAL_ROWS = 200
 GYM_ROWS = 1000
@@ -45,10 +45,7 @@ def load_tasks(
         options = {"size": GYM_ROWS, "seed": 0} | (gym or {})
         rows = reasoning_gym_tasks(path.removeprefix(GYM), **options)
         return [_task(row, number, path, "prompt") for number, row in enumerate(rows)]
-    source = Path(path).expanduser()
-    if not source.exists():
-        raise UserError(f"no such data: {path}; give a JSONL or Parquet file, or a folder")
-    tasks = [_task(row, number, path, prompt_column) for number, row in enumerate(_rows(source))]
+    tasks = [_task(row, number, path, prompt_column) for number, row in enumerate(read_rows(path))]
     if not tasks:
         raise UserError(f"{path} is empty: it needs at least one row with a {prompt_column!r}")
     return tasks
@@ -58,7 +55,7 @@ def fingerprint(tasks: Sequence[Task]) -> str:
     """Hash of the tasks: a resumed run must go on with the same ones, in the same order."""
     digest = sha256()
     for task in tasks:
-        digest.update(json.dumps([task.prompt, task.columns], default=str).encode())
+        digest.update(json.dumps([task.prompt, task.columns]).encode())
     return digest.hexdigest()
 
 
@@ -82,52 +79,6 @@ class TaskStream:
         return int(self._order[offset])
 
 
-def _rows(source: Path) -> Iterator[dict]:
-    if source.is_dir():
-        return _dataset_folder_rows(source)
-    if source.suffix == ".parquet":
-        return _parquet_rows(source)
-    if source.suffix in (".jsonl", ".json", ".ndjson"):
-        return _jsonl_rows(source)
-    raise UserError(f"{source}: expected .jsonl, .parquet or a folder saved by `datasets`")
-
-
-def _jsonl_rows(source: Path) -> Iterator[dict]:
-    try:
-        with source.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise UserError(f"{source} line {number}: expected an object with columns")
-                yield row
-    except json.JSONDecodeError as error:
-        raise UserError(f"{source} line {number} is no JSON: {error.msg}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"can't read {source}: {error}") from error
-
-
-def _parquet_rows(source: Path) -> Iterator[dict]:
-    parquet = require("pyarrow.parquet", "train", "reading Parquet")
-    try:
-        yield from parquet.read_table(source).to_pylist()
-    except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
-        raise UserError(f"can't read {source}: {error}") from error
-
-
-def _dataset_folder_rows(source: Path) -> Iterator[dict]:
-    datasets = require("datasets", "tasks", "reading a folder saved by `datasets`")
-    try:
-        dataset = datasets.load_from_disk(str(source))
-    except Exception as error:  # an empty data set is an IndexError in there
-        raise UserError(f"{source} is no folder with rows saved by `datasets`: {error}") from error
-    if isinstance(dataset, datasets.DatasetDict):
-        names = ", ".join(f"{source}/{split}" for split in dataset)
-        raise UserError(f"{source} holds several splits; give the path of one: {names}")
-    yield from dataset
-
-
 def _task(row: dict, number: int, path: str, prompt_column: str) -> Task:
     where = f"{path} row {number}"
     if prompt_column not in row:
@@ -142,25 +93,48 @@ def _task(row: dict, number: int, path: str, prompt_column: str) -> Task:
                 f"{path} has a column {name!r}, the name of an argument that reward functions get; "
                 "rename the column"
             )
+    check_plain(row, where)
     prompt = row[prompt_column]
     if isinstance(prompt, str) and prompt:
         return Task(number, prompt, columns)
-    if _is_chat(prompt):
-        if prompt[-1]["role"] == "assistant":
-            raise UserError(f"{where}: the prompt ends with an assistant message; drop it")
-        return Task(number, prompt, columns)
+    if isinstance(prompt, list) and prompt and all(isinstance(m, dict) for m in prompt):
+        return Task(number, _chat(prompt, where), columns)
     raise UserError(
         f"{where}: {prompt_column!r} must be a string that is not empty, or chat messages "
         f"[{{role, content}}, ...]; given {str(prompt)[:60]!r}"
     )
 
 
-def _is_chat(prompt: Any) -> bool:
-    return (
-        isinstance(prompt, list)
-        and len(prompt) > 0
-        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
-    )
+def _chat(messages: Messages, where: str) -> Messages:
+    """Messages whose content is text, without the keys that are null: columns of Parquet and
+    `datasets` have every key in every message, and templates ask whether a key is there."""
+    chat = []
+    for number, message in enumerate(messages):
+        place = f"{where}, message {number} of the prompt"
+        kept = {key: value for key, value in message.items() if value is not None}
+        if not isinstance(role := kept.get("role"), str) or not role:
+            raise UserError(f"{place}: its role must be a text like user; given {role!r}")
+        chat.append(kept | {"content": _text(kept, place)})
+    if chat[-1]["role"] == "assistant":
+        raise UserError(f"{where}: the prompt ends with an assistant message; drop it")
+    return chat
+
+
+def _text(message: dict[str, Any], place: str) -> str:
+    """The content, its parts joined; a call of tools may do without."""
+    content = message.get("content", "" if message.get("tool_calls") else None)
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise UserError(f"{place}: its content must be text or parts of text; given {content!r}")
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, dict) else part
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise UserError(
+                f"{place}: it holds a part of type {kind!r}; only parts {{type: text, text: ...}} "
+                "can be trained on: drop the row"
+            )
+    return "".join(part["text"] for part in content)
 
 
 def _builtin(name: str) -> list[Task]:

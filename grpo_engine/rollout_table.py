@@ -114,7 +114,7 @@ def _of_groups(batch: Batch, asked: Sequence[Asked]) -> dict[str, list]:
     return {
         "group": list(range(len(batch.origins))),
         "task_row": [o.row for o in batch.origins],
-        "task": [json.dumps(a.columns, default=str) for a in asked],
+        "task": [json.dumps(a.columns) for a in asked],
         "variant": [o.variant for o in batch.origins],
         "band": [o.band for o in batch.origins],
         "round": [o.round for o in batch.origins],
@@ -123,7 +123,7 @@ def _of_groups(batch: Batch, asked: Sequence[Asked]) -> dict[str, list]:
         "discarded": batch.discarded.tolist(),
         "prompt": [a.text for a in asked],
         "prompt_ids": [batch.rollouts[i].prompt_ids for i in batch.cu_groups.tolist()[:-1]],
-        "sent": [json.dumps(a.sent, default=str) for a in asked],
+        "sent": [json.dumps(a.sent) for a in asked],
     }
 
 

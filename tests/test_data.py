@@ -121,8 +121,6 @@ def test_row_without_a_prompt_names_the_row_and_lists_its_columns(tmp_path):
         7,
         [],
         ["a"],
-        [{"role": "user"}],
-        [{"content": "a"}],
         {"role": "user", "content": ""},
     ],
 )
