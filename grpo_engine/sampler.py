@@ -54,7 +54,7 @@ class GroupSampler:
         (by default 2 GiB on the CPU, half the free memory on CUDA)."""
         if slots != "auto" and (not isinstance(slots, int) or slots < 1):
             raise ValueError(f"slots must be 'auto' or at least 1; given {slots}")
-        check_model(model)
+        check_model(model, tokenizer)
         self.model, self.tokenizer = model, tokenizer
         self.slots, self.kv_bytes = slots, kv_bytes
         self.policy_version = 0

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from transformers import (
+    AttentionInterface,
     AutoModelForCausalLM,
     BloomConfig,
     FalconConfig,
@@ -16,7 +17,8 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from conftest import FAMILIES, make_model
+from conftest import FAMILIES, make_model, make_tokenizer
+from erratic import erratic_model
 from grpo_engine import GroupSampler, UserError
 
 SIZES = {
@@ -122,3 +124,45 @@ def test_a_model_that_cannot_be_served_is_refused_before_it_samples(name):
 def test_every_supported_family_is_taken_with_a_window_longer_than_the_probe(family):
     windowed = "sliding_window" in FAMILIES[family][1]
     GroupSampler(make_model(family, **({"sliding_window": 32} if windowed else {})))
+
+
+def odd_attention(scores, past):
+    """Attention whose scores [T, T] and mask of visible keys are changed by these functions."""
+
+    def attend(module, query, key, value, attention_mask, *, scaling, **_):
+        key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
+        away = torch.arange(query.shape[2])[:, None] - torch.arange(query.shape[2])
+        z = scores(query.float() @ key.float().mT * scaling, away)
+        p = z.masked_fill(~past(away), -1e9).softmax(-1).to(value.dtype)
+        return (p @ value).transpose(1, 2), None
+
+    return attend
+
+
+ODD = {
+    "not causal": odd_attention(lambda z, away: z, lambda away: away >= -99),
+    "a window of 4": odd_attention(lambda z, away: z, lambda away: (away >= 0) & (away < 4)),
+    "a softcap": odd_attention(lambda z, away: 2 * torch.tanh(z / 2), lambda away: away >= 0),
+    "a bias by distance": odd_attention(lambda z, away: z - 0.25 * away, lambda away: away >= 0),
+    "another scale": odd_attention(lambda z, away: 1.25 * z, lambda away: away >= 0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokenizer", [None, make_tokenizer()], ids=["ids", "text"])
+@pytest.mark.parametrize("make", [make_model, erratic_model])
+@pytest.mark.parametrize("name", ODD)
+def test_attention_of_an_unknown_kind_is_refused_in_every_dtype(name, make, tokenizer, dtype):
+    model = make().to(dtype)
+    AttentionInterface.register(f"odd {name}", ODD[name])
+    model.config._attn_implementation = f"odd {name}"
+    with pytest.raises(UserError, match=r"LlamaForCausalLM attends.* \d+% in float32.* 5%"):
+        GroupSampler(model, tokenizer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_same_attention_written_otherwise_is_taken(dtype):
+    model = erratic_model().to(dtype)
+    AttentionInterface.register("plain", odd_attention(lambda z, away: z, lambda away: away >= 0))
+    model.config._attn_implementation = "plain"
+    GroupSampler(model)
