@@ -46,6 +46,28 @@ def context_length(model: nn.Module) -> int | None:
     return getattr(causal_lm(model).config.get_text_config(), "max_position_embeddings", None)
 
 
+def check_reach(model: nn.Module, prompt: int, completion: int) -> None:
+    """Raises UserError where rotary factors would depend on the longest sequence of a batch.
+
+    prompt, completion: tokens, of the longest of each that stand together.
+    """
+    config = causal_lm(model).config.get_text_config()
+    rotary = getattr(config, "rope_parameters", None) or {}
+    for kind in [rotary, *(value for value in rotary.values() if isinstance(value, dict))]:
+        name, most = kind.get("rope_type") or "", None
+        if name == "longrope":
+            most = kind["original_max_position_embeddings"]
+        elif "dynamic" in name:
+            most = config.max_position_embeddings
+        if most is not None and prompt + completion > most:
+            raise UserError(
+                f"{type(causal_lm(model)).__name__} has {name} rotary embeddings, whose factors "
+                f"change beyond {most} tokens and then depend on what else is in the batch; a "
+                f"prompt of {prompt} and {completion} of an answer pass that: set max_tokens to "
+                f"at most {max(0, most - prompt)}, or shorten the prompts"
+            )
+
+
 @contextmanager
 def evaluating(model: nn.Module, *, as_trained: bool = False) -> Iterator[None]:
     """eval() for a while; afterwards every module's training flag is exactly what it was.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import GroupState, routed, routed_in_backward
-from .forward import causal_lm, decoder_hidden, head_of
+from .forward import causal_lm, check_reach, decoder_hidden, head_of
 from .kernels.grouped_attention import GroupLayout, grouped_attention
 from .ops import token_logprob
 
@@ -42,7 +42,8 @@ def group_hidden(
     Returns hidden [N, D] in the model's dtype, differentiable, row t of a sample predicting its
     token t, samples in order; and the GroupIndex. The gradients are those of separate forwards.
     Raises ValueError for a prompt without tokens, and where prompts and completions differ in
-    number. Reference: kernels/reference_decode.py::grouped_attention.
+    number; UserError for lengths at which rotary factors depend on the batch.
+    Reference: kernels/reference_decode.py::grouped_attention.
     """
     if shared_prompt not in (True, False, "auto"):
         raise ValueError(f"shared_prompt must be True, False or 'auto'; given {shared_prompt!r}")
@@ -101,6 +102,8 @@ def packed_hidden(
     if not parts:
         size = causal.config.get_text_config().hidden_size
         return torch.empty(0, size, dtype=causal.dtype, device=causal.device, requires_grad=True)
+    for prompt, many in parts:
+        check_reach(causal, len(prompt), max(map(len, many), default=0))
     layout = GroupLayout.make(
         [len(p) for p, _ in parts], [[len(c) for c in many] for _, many in parts], causal.device
     )

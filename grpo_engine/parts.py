@@ -1,14 +1,17 @@
 """What a run is made of: policy, tasks, rewards, sampler; loaded and checked together."""
 
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+from torch import nn
 
 from .config import RunConfig
 from .curriculum.variants import Variants
 from .data import fingerprint
 from .errors import UserError
-from .forward import causal_lm, context_length
+from .forward import causal_lm, check_reach, context_length
 from .model import Policy, load_policy
 from .rewards.load import check_answers, load_rewards
 from .rewards.score import Scorer
@@ -63,6 +66,8 @@ def load_parts(config: RunConfig, resume: Path | None) -> Parts:
         sampler = GroupSampler(policy.model, policy.tokenizer)
         _check_ends(config, sampler)
         _check_budget(config, train, context_length(policy.model))
+        for source in (train, *others):
+            _check_reach(config, source, policy.model)
     except BaseException:
         scorer.close()
         raise
@@ -87,6 +92,13 @@ def _check_ends(config: RunConfig, sampler: GroupSampler) -> None:
             f"{config.model.path} names no EOS token and sampling.stop is empty: no answer "
             "would ever end; add eos_token_id to its generation_config.json"
         )
+
+
+def _check_reach(config: RunConfig, source: TaskSet | None, model: nn.Module) -> None:
+    if source is None:
+        return
+    room = (context_length(model) or sys.maxsize) - source.longest
+    check_reach(model, source.longest, min(config.sampling.max_tokens, room))
 
 
 def _check_budget(config: RunConfig, train: TaskSet, context: int | None) -> None:

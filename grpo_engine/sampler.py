@@ -17,6 +17,7 @@ from .decode_ops import page_size
 from .errors import UserError
 from .forward import (
     causal_lm,
+    check_reach,
     context_length,
     decoder_hidden,
     eos_ids,
@@ -83,7 +84,8 @@ class GroupSampler:
         not depend on what it is batched with. After each round `progress` is told the tokens drawn
         and the most that can be. Once `cancel` is set no more is drawn: finished samples are
         complete, the others come with what they have and finish reason "error".
-        Raises UserError for a prompt without room, and if the KV bytes don't hold one sample.
+        Raises UserError for a prompt without room, for lengths at which rotary factors depend on
+        the batch, and if the KV bytes don't hold one sample.
         """
         encoded = [self._encode(prompt) for prompt in prompts]
         context = context_length(self.model)
@@ -95,6 +97,8 @@ class GroupSampler:
         if any(p.stop for p in cycle) and self.tokenizer is None:
             raise ValueError("stop strings need the tokenizer")
         groups = _make_samples(encoded, sizes, cycle, context)
+        for sample in (sample for group in groups for sample in group):
+            check_reach(self.model, len(sample.prompt), sample.limit)
         if groups:
             with evaluating(self.model), fused(causal_lm(self.model)):
                 _Run(self, groups).draw_all(progress, cancel)
