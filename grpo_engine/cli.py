@@ -22,8 +22,8 @@ COMMANDS = "train doctor sample eval rescore export bench".split()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0, 1 for a fault of this program, 2 for one the user can mend, or
-    128 + the number of the signal that stopped it."""
+    """Runs a command; returns 0, 1 for a fault of this program, 2 for one the user can mend, 3 for
+    a run that ended before its last step, or 128 + the number of the signal that stopped it."""
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help"):
         print(USAGE)

@@ -132,8 +132,11 @@ class Trainer:
         self._save()
         for alarm in self.watch.finish(state.step):
             self.display.say(str(alarm))
-        if self.watch.stop is not None:
-            self.display.say(f"stopped after step {state.step}: {self.watch.stop}")
+        left = train.steps - state.step
+        if self.watch.stop is not None and left > 0:
+            self.display.say(
+                f"stopped after step {state.step}, {left} of {train.steps} left: {self.watch.stop}"
+            )
         with self.signals.shield():
             write_folder(self.ledger.out / self.config.weights_name, self.policy.save)
 

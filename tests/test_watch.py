@@ -8,9 +8,12 @@ import pytest
 
 from conftest import write_jsonl
 from grpo_engine.checkpoint import list_checkpoints
+from grpo_engine.cli import main
 from grpo_engine.errors import UserError
+from grpo_engine.parsing import dump_config
 from grpo_engine.sample_config import RewardConfig
 from grpo_engine.trainer import Trainer
+from grpo_engine.watch import Watch
 from runs import metrics_of, rollouts_of, tiny_config
 
 # Held-out rewards by the step at which they are asked for; the training reward varies as it likes.
@@ -37,6 +40,7 @@ def scripted(model_folder, tmp_path):
 
     def make(**groups):
         train = {"steps": 6, "eval_every": 1, "checkpoint_every": 10, "keep_checkpoints": 1}
+        early_stop = {"evaluations": 1} | groups.pop("early_stop", {})
         return tiny_config(
             model_folder,
             tmp_path,
@@ -44,6 +48,7 @@ def scripted(model_folder, tmp_path):
             data={"path": str(tmp_path / "data.jsonl"), "eval_path": paths["heldout"]}
             | groups.pop("data", {}),
             train=train | groups.pop("train", {}),
+            early_stop=early_stop,
             **groups,
         )
 
@@ -51,13 +56,15 @@ def scripted(model_folder, tmp_path):
     return make
 
 
-def test_run_stops_after_three_evaluations_without_gain(scripted, capsys):
-    config = scripted()
-    Trainer(config).run()
+def test_a_run_without_further_gain_stops_and_says_so(scripted, tmp_path, capsys):
+    config, path = scripted(), tmp_path / "run.yaml"
+    path.write_text(dump_config(config))
+    assert main(["train", str(path)]) == 3
     lines = metrics_of(config)
     assert [line.get("eval_reward") for line in lines] == [0.1, 0.3, 0.5, 0.5, 0.4, 0.45]
     out = capsys.readouterr().out
-    assert "stopped after step 5: 3 evaluations without a gain; best: step 2 (0.500)" in out
+    assert "stopped after step 5, 1 of 6 left: 3 evaluations without a gain; " in out
+    assert "best: step 2 (0.500), kept in checkpoints/" in out
     kept = list_checkpoints(Path(config.train.out) / "checkpoints")
     assert [path.name for path in kept] == ["step-000002", "step-000005"]
     assert (kept[0] / "model" / "model.safetensors").is_file()
@@ -66,11 +73,8 @@ def test_run_stops_after_three_evaluations_without_gain(scripted, capsys):
 def test_early_stop_can_be_switched_off_and_asks_for_the_gain_it_is_told(scripted):
     config = scripted(early_stop={"evaluations": None})
     assert Trainer(config).run().step == 6
-    small = scripted(
-        early_stop={"evaluations": 2, "min_gain": 0.25}, train={"out": config.train.out + "2"}
-    )
-    # 0.3 is no gain over 0.1; 0.5 is, then nothing is.
-    assert Trainer(small).run().step == 4
+    small = scripted(early_stop={"min_gain": 0.45}, train={"out": config.train.out + "2"})
+    assert Trainer(small).run().step == 6  # 0.5 is no gain over 0.1
 
 
 def test_a_run_that_stopped_early_stays_so_when_resumed(scripted, capsys):
@@ -80,13 +84,14 @@ def test_a_run_that_stopped_early_stays_so_when_resumed(scripted, capsys):
     capsys.readouterr()
     assert Trainer(config, resume=True).run().step == 5
     assert metrics_of(config) == lines
-    assert "stopped after step 5: 3 evaluations without a gain" in capsys.readouterr().out
+    assert "stopped after step 5, 1 of 6 left: 3 evaluations" in capsys.readouterr().out
 
 
-def test_best_that_was_the_model_before_has_no_checkpoint(scripted, tmp_path, capsys):
-    (tmp_path / "scripted.py").write_text(SCRIPT.replace("0: 0.1", "0: 0.95"))
-    assert Trainer(scripted()).run().step == 3
-    assert "best: step 0 (0.950): the model as it was" in capsys.readouterr().out
+def test_best_that_was_the_model_before_has_no_checkpoint(scripted):
+    watch = Watch(scripted(early_stop={"evaluations": 3}))
+    for step, reward in enumerate([0.9, 0.0, 0.0, *[0.5] * 3, *[0.4] * 9]):
+        watch.evaluated(step, reward, None)
+    assert watch.stop.endswith("best: step 0 (0.900): the model as it was")
 
 
 def test_evaluation_without_a_reward_ends_the_run_and_is_made_again(scripted, tmp_path):

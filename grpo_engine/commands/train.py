@@ -13,9 +13,14 @@ if TYPE_CHECKING:
     from ..data import Messages
     from ..ledger import Ledger
 
+STOPPED_EARLY = 3
+
 
 def run(args: list[str]) -> int:
-    """Trains; an error of a run that began leaves its traceback in the run folder."""
+    """Trains; an error of a run that began leaves its traceback in the run folder.
+
+    Returns STOPPED_EARLY where a guard or the early stop ended it: its weights are there.
+    """
     from ..parsing import parse_run
 
     config, resume = parse_run(args)
@@ -38,7 +43,7 @@ def run(args: list[str]) -> int:
         print(f"held-out reward {state.eval_before:.3f} -> {state.eval_last:.3f}")
     print(f"run folder: {out}   weights: {weights}")
     print(f"next: {_program()} sample {out} {_example(trainer.parts.train.prompt(0))}")
-    return 0
+    return 0 if state.step >= config.train.steps else STOPPED_EARLY
 
 
 def _report(error: Exception, ledger: "Ledger", began: bool) -> int:

@@ -165,9 +165,10 @@ class StopConfig:
     """When a run ends before its last step."""
 
     evaluations: int | None = 3
-    """evaluations in a row without gain; null: never"""
+    """means of so many evaluations in a row are compared: when a run has gained and then three
+    times as many bring no mean above the best, it ends, with exit code 3; null: never"""
     min_gain: float = 0.0
-    """what counts as a gain over the best held-out reward"""
+    """what counts as a gain over the best"""
 
     def __post_init__(self) -> None:
         if self.evaluations is not None and self.evaluations < 1:
