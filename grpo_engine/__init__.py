@@ -57,11 +57,25 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "_C":
+        return _extension()
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
     globals()[name] = value  # found at once from now on
     return value
+
+
+def _extension() -> object:
+    try:
+        return importlib.import_module("._C", __name__)
+    except ModuleNotFoundError as error:
+        from .errors import UserError
+
+        raise UserError(
+            f"the C++ extension is not built in {__path__[0]}: run pip install -e . in its parent "
+            "folder, or start elsewhere to use the installed grpo-engine"
+        ) from error
 
 
 def __dir__() -> list[str]:

@@ -127,10 +127,10 @@ def load_causal_lm(config: ModelConfig, path: str, device: torch.device) -> nn.M
 def _checked_source(path: str) -> str:
     """The folder, its ~ expanded and its files looked at, or the hub id as it is."""
     folder = Path(path).expanduser()
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
     if not folder.exists():
         if looks_local:
-            raise UserError(f"no such model folder: {path}")
+            raise UserError(f"no such model folder: {path} (a hub id is OWNER/NAME)")
         return path  # a hub id
     if not (folder / "config.json").is_file():
         raise UserError(f"{path} has no config.json: it is no folder of a transformers model")

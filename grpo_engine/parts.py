@@ -42,6 +42,18 @@ class Parts:
         return fingerprint(self.train.tasks)
 
 
+def over_context(config: RunConfig, parts: Parts) -> str | None:
+    """What a person should know of answers that the model's context ends, not max_tokens."""
+    context, prompt = context_length(parts.policy.model), parts.train.longest
+    if context is None or prompt + config.sampling.max_tokens <= context:
+        return None
+    return (
+        f"sampling.max_tokens {config.sampling.max_tokens} is more than the model's context of "
+        f"{context} has room for: after the longest prompt, of {prompt}, answers end at "
+        f"{context - prompt} tokens"
+    )
+
+
 def load_parts(config: RunConfig, resume: Path | None) -> Parts:
     """resume: the folder of trained weights to go on from."""
     data, variants = config.data, config.variants

@@ -23,7 +23,7 @@ from .learn import MicroBatches, accumulate_gradient, score_logprobs
 from .ledger import Ledger
 from .metrics import step_metrics
 from .optim import Optimizer, learning_rate
-from .parts import load_parts
+from .parts import load_parts, over_context
 from .replay_loss import accumulate_replay
 from .saving import Saver, State, newest_checkpoint
 from .seeds import seed_everything
@@ -60,6 +60,8 @@ class Trainer:
         self.ledger.write_header(config, self.policy.device, versions)
         self.signals = StopSignals()
         self.display = Display(self.state.step, config.train.steps)
+        if said := over_context(config, self.parts):
+            self.display.say(said)
         if checkpoint and checkpoint.values["reward_version"] != self.parts.scorer.version:
             self.display.say("the reward functions changed since the checkpoint was written")
         self._changing = False  # weights and state disagree: not a moment to save

@@ -80,8 +80,8 @@ def test_a_name_that_is_neither_a_folder_nor_on_the_hub(good, capsys, monkeypatc
         raise OSError("couldn't connect")
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", offline)
-    good["model"]["path"] = "tiny-lama"
-    assert "tiny-lama is no folder here" in fails(good, capsys)
+    good["model"]["path"] = "owner/tiny-lama"
+    assert "owner/tiny-lama is no folder here" in fails(good, capsys)
 
 
 def test_a_tokenizer_of_another_model(good, capsys):

@@ -52,6 +52,17 @@ def test_importing_the_package_imports_torch_and_nothing_optional():
     assert not set(optional.split()) & set(done.stdout.split())
 
 
+@pytest.mark.parametrize("use", ["ge.GroupSampler", "ge.pack_groups([1], [1], [0, 1], 8)"])
+def test_without_the_extension_one_line_says_what_to_run(use):
+    # None stands for a module that can't be found.
+    code = f"import sys; sys.modules['grpo_engine._C'] = None; import grpo_engine as ge; {use}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    *_, last = done.stderr.strip().splitlines()
+    folder = ge.__path__[0]
+    assert last.startswith("grpo_engine.errors.UserError: the C++ extension is not built in")
+    assert f"{folder}: run pip install -e . in" in last
+
+
 def test_every_public_name_can_be_imported_and_an_unknown_one_cannot():
     for name in ge.__all__:
         assert getattr(ge, name).__name__ == name

@@ -9,7 +9,7 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import dynamic_module_utils
+from transformers import AutoTokenizer, dynamic_module_utils
 
 from conftest import make_model
 from grpo_engine import UserError
@@ -53,6 +53,14 @@ def edit_tensors(file: Path, change: Callable[[dict], object]) -> None:
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     assert_refused(tmp_path / "nowhere", "no such")
+
+
+@pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct", "owner/name/more", "./owner", "~/m"])
+def test_what_can_be_no_hub_id_is_not_looked_for_on_the_hub(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: 1 / 0)
+    with pytest.raises(UserError, match=f"no such model folder: {name} .*OWNER/NAME"):
+        load(name)
 
 
 def test_a_folder_without_config_is_refused(folder):

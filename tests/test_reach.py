@@ -78,3 +78,12 @@ def test_a_run_whose_lengths_can_pass_the_limit_is_refused_at_its_start(tmp_path
     config = tiny_config(folder, tmp_path, data=paths, sampling={"max_tokens": 5})
     with pytest.raises(UserError, match=r"prompt of 20 and 5 .*set max_tokens to at most 4"):
         Trainer(config)
+
+
+@pytest.mark.parametrize(("most", "said"), [(91, False), (92, True), (100_000, True)])
+def test_a_run_says_that_its_answers_end_at_the_context(model_folder, tmp_path, capsys, most, said):
+    (tmp_path / "data.jsonl").write_text('{"prompt": "123"}\n{"prompt": "12345"}\n')
+    Trainer(tiny_config(model_folder, tmp_path, sampling={"max_tokens": most}))
+    line = f"sampling.max_tokens {most} is more than the model's context of 96 has room for: "
+    line += "after the longest prompt, of 5, answers end at 91 tokens\n"
+    assert capsys.readouterr().out == line * said

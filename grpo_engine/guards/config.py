@@ -88,7 +88,7 @@ class GuardsConfig:
     """above: share of samples without a reward"""
     logp_gap: float | None = 0.1
     """above: mean difference of the sampler's and the trainer's log-probs, nats; bfloat16 gives
-    about 0.01, and 0.1 moves a ratio half way to the clip range"""
+    0.01 to 0.03, and 0.1 moves a ratio half way to the clip range"""
     price: float | None = 20.0
     """above: tokens sampled for a group with signal, in groups' worth of tokens"""
     hacking: float | None = 0.1
