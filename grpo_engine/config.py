@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
 from .curriculum.config import AnchorsConfig, CurriculumConfig, ReplayConfig, VariantsConfig
@@ -80,8 +81,17 @@ class DataConfig:
     regression_path: str | None = None
     """what the model could do before, in one of the forms of `path`: evaluated beside the held-out
     tasks, and its fall is a guard"""
+    now: str | None = None
+    """what a chat template that writes the date takes for now, as 2026-12-31 or 2026-12-31T18:30;
+    null: when the run began. A resume, eval and sample of the run keep to it"""
 
     def __post_init__(self) -> None:
+        try:
+            datetime.fromisoformat(self.now or "2026-12-31")
+        except ValueError as error:
+            raise UserError(
+                f"data.now must be a date and time like 2026-12-31T18:30; given {self.now}"
+            ) from error
         others = [path or "" for path in (self.eval_path, self.regression_path)]
         if self.eval_gym != EVAL_GYM and not any(path.startswith(GYM) for path in others):
             raise UserError(

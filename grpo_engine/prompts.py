@@ -1,12 +1,15 @@
 """Prompts to token ids: chat templates, the rules on BOS, room in the context."""
 
+import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from .data import Messages
 from .errors import UserError
 
 TAIL_TOKENS = 32
+CLOCK = re.compile(r"""\bstrftime_now\s*\(\s*("[^"]*"|'[^']*')\s*\)""")
 
 
 def to_messages(prompt: str | Messages, as_chat: bool, system: str | None) -> str | Messages:
@@ -20,11 +23,12 @@ def to_messages(prompt: str | Messages, as_chat: bool, system: str | None) -> st
     return prompt
 
 
-def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
+def encode_prompt(tokenizer: Any, prompt: str | Messages, now: str | None = None) -> list[int]:
     """Token ids of a string or of chat messages, with one BOS where the tokenizer has one.
 
     A chat template writes its own special tokens, so none are added to it; a string that already
     begins with the BOS text gets no second one. Raises UserError for a doubled BOS.
+    now: ISO date and time that the template may write; None: that of the clock.
     """
     if isinstance(prompt, str):
         rendered = tokenizer.bos_token is not None and prompt.startswith(tokenizer.bos_token)
@@ -39,7 +43,14 @@ def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
                 "give strings, or a tokenizer with a template"
             )
         try:
-            text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+            text = tokenizer.apply_chat_template(
+                prompt,
+                chat_template=_at(tokenizer.get_chat_template(), now),
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        except UserError:
+            raise
         except Exception as error:  # the template is a program of the model's maker
             raise UserError(
                 f"the chat template refuses the prompt {str(prompt)[:60]!r}: {error}"
@@ -52,6 +63,20 @@ def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
             "remove the one in the text"
         )
     return list(ids)
+
+
+def _at(template: str, now: str | None) -> str:
+    """The template with the date `now` in place of its calls of the clock."""
+    if now is None:
+        return template
+    moment = datetime.fromisoformat(now)
+    dated = CLOCK.sub(lambda call: moment.strftime(call[1]), template)
+    if re.search(r"\bstrftime_now\b(?!\s+is\b)", dated):
+        raise UserError(
+            "the chat template asks strftime_now for the date in a way that is not known here, so "
+            "that a resumed run would have other prompts; write the date into the template"
+        )
+    return dated
 
 
 def check_room(

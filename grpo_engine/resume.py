@@ -1,6 +1,7 @@
 """What must hold before a run goes on: the same config, the same data, the same policy."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -50,6 +51,18 @@ def check_same_data(stored: str, given: str) -> None:
         raise UserError(
             "the data changed since the checkpoint was written; put it back, or start a new run "
             "with another train.out"
+        )
+
+
+def check_same_prompt(stored: str, given: str) -> None:
+    """Raises UserError, with the difference, if the first prompt is another text than it was."""
+    if stored != given:
+        pairs = zip(stored, given, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        was, now = (text[max(0, same - 20) : same + 40] for text in (stored, given))
+        raise UserError(
+            f"the prompts are sent in another form than before: the first had {was!r} where it now "
+            f"has {now!r}; did the chat template or the tokenizer of model.path change?"
         )
 
 

@@ -1,6 +1,8 @@
 """Where a run stands, on disk: checkpoints written, found again and gone on from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from .checkpoint import (
@@ -18,8 +20,9 @@ from .groups.batch import Batch
 from .groups.stored import batch_from_json, batch_to_json
 from .ledger import Ledger
 from .optim import Optimizer
+from .parsing import load_run
 from .parts import Parts
-from .resume import check_same_config, check_same_data, check_same_policy, probe
+from .resume import check_same_config, check_same_data, check_same_policy, check_same_prompt, probe
 from .signals import StopSignals
 from .watch import Watch
 
@@ -66,6 +69,7 @@ class Saver:
             "config": self.config.to_dict(),
             "data": self.parts.data_hash,
             "reward_version": self.parts.scorer.version,
+            "prompt": self._prompt(),
             "probe": self._probe(),
         }
         with signals.shield():
@@ -83,6 +87,7 @@ class Saver:
         """The state of `checkpoint`; UserError where data or policy are not those of the run."""
         values = checkpoint.values
         check_same_data(values["data"], self.parts.data_hash)
+        check_same_prompt(values["prompt"], self._prompt())
         dtype = causal_lm(self.parts.policy.model).dtype
         check_same_policy(values["probe"], self._probe(), dtype)
         try:
@@ -102,6 +107,19 @@ class Saver:
 
     def _probe(self) -> list[float]:
         return probe(self.parts.policy.model, self.parts.train.ids(0))
+
+    def _prompt(self) -> str:
+        return self.parts.policy.tokenizer.decode(self.parts.train.ids(0))
+
+
+def with_now(config: RunConfig, *, resume: bool) -> RunConfig:
+    """The config with the moment at which its run began, unless it names another itself."""
+    header = Path(config.train.out) / "config.yaml"
+    now = config.data.now
+    if now is None and resume and header.is_file():
+        now = load_run(header).data.now
+    now = now or datetime.now().isoformat(timespec="seconds")
+    return replace(config, data=replace(config.data, now=now))
 
 
 def newest_checkpoint(ledger: Ledger, config: dict[str, Any]) -> Checkpoint | None:

@@ -46,7 +46,7 @@ class TaskSet:
 
     def ids(self, task: int, variant: int = 0) -> list[int]:
         """Its token ids."""
-        return encode_prompt(self.policy.tokenizer, self.prompt(task, variant))
+        return encode_prompt(self.policy.tokenizer, self.prompt(task, variant), self.data.now)
 
     def columns(self, task: int) -> dict[str, Any]:
         """All columns of the data, None where this task has none."""

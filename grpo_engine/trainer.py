@@ -25,7 +25,7 @@ from .metrics import step_metrics
 from .optim import Optimizer, learning_rate
 from .parts import load_parts, over_context
 from .replay_loss import accumulate_replay
-from .saving import Saver, State, newest_checkpoint
+from .saving import Saver, State, newest_checkpoint, with_now
 from .seeds import seed_everything
 from .signals import StopSignals
 from .watch import Watch
@@ -38,7 +38,7 @@ class Trainer:
     """A run of `grpo train`: `Trainer(config).run()`."""
 
     def __init__(self, config: RunConfig, *, resume: bool = False) -> None:
-        self.config = config
+        self.config = config = with_now(config, resume=resume)
         self.ledger = Ledger(Path(config.train.out), tensorboard=config.train.tensorboard)
         checkpoint = None
         if resume:

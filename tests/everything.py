@@ -38,7 +38,7 @@ EVERYTHING = RunConfig(
     model=ModelConfig("m", "float32", "4bit", "reference/model", True, "cpu"),
     data=DataConfig(
         *("reasoning_gym:sums", "question", "gold", "reasoning_gym:other", 5, True, "Be brief."),
-        *({"size": 7, "min_terms": 2}, {"size": 3, "seed": 9}, "kind", "r.jsonl"),
+        *({"size": 7, "min_terms": 2}, {"size": 3, "seed": 9}, "kind", "r.jsonl", "2026-12-31"),
     ),
     rewards=[
         RewardConfig(

@@ -37,7 +37,7 @@ def run(args: list[str]) -> int:
         seed=given.seed,
     )
     sampler = GroupSampler(policy.model, policy.tokenizer)
-    ids = encode_prompt(policy.tokenizer, prompt)
+    ids = encode_prompt(policy.tokenizer, prompt, config.data.now)
     for rollout in sampler.generate([ids], given.n, params)[0]:
         print(policy.tokenizer.decode(rollout.completion_ids, skip_special_tokens=True))
     return 0
