@@ -9,6 +9,7 @@ from .curriculum.config import AnchorsConfig, CurriculumConfig, ReplayConfig, Va
 from .errors import UserError
 from .guards.config import GuardsConfig, KlConfig, StopConfig
 from .kernels.options import GRPOOptions
+from .paths import expand_home
 from .sample_config import GroupsConfig, RewardConfig, SamplingConfig, ScoringConfig
 
 LR_LORA = 1e-5
@@ -34,6 +35,9 @@ class ModelConfig:
     device: str = "auto"
     """a torch device; auto: cuda where there is one, else cpu"""
 
+    def __post_init__(self) -> None:
+        expand_home(self, "model", "path", "reference")
+
 
 @dataclass(frozen=True)
 class LoraConfig:
@@ -51,6 +55,9 @@ class LoraConfig:
     adapter: str | None = None
     """folder of an adapter to go on training; its rank, alpha and targets then hold, and a second
     frozen copy of it is the reference"""
+
+    def __post_init__(self) -> None:
+        expand_home(self, "lora", "adapter")
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,7 @@ class DataConfig:
     null: when the run began. A resume, eval and sample of the run keep to it"""
 
     def __post_init__(self) -> None:
+        expand_home(self, "data", "path", "eval_path", "regression_path")
         try:
             datetime.fromisoformat(self.now or "2026-12-31")
         except ValueError as error:
@@ -144,6 +152,9 @@ class TrainConfig:
     """write the metrics for TensorBoard as well"""
     out: str = "runs/first"
     """the run folder"""
+
+    def __post_init__(self) -> None:
+        expand_home(self, "train", "out")
 
 
 @dataclass(frozen=True)

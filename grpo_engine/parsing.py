@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from .config import RunConfig
 from .errors import UserError, require
+from .paths import path_of
 
 MAY_BE_NO_MAPPING = ("lora", "rewards")  # null, and a list
 LISTS_OF_GROUPS = ("--rewards", "--curriculum.mixture")
@@ -43,11 +44,16 @@ def parse_run(args: Sequence[str]) -> tuple[RunConfig, bool]:
 
 def _with_config_first(args: Sequence[str]) -> list[str]:
     """`run.yaml`, given first or after --resume, as --config in front of what overrides it."""
-    args = list(args)
+    args = [part for arg in args for part in re.split("(?<=^--config)=", arg)]
     for i, arg in enumerate(args):
         if not arg.startswith("-") and (i == 0 or args[i - 1] == "--resume"):
-            return ["--config", arg, *args[:i], *args[i + 1 :]]
-    return args
+            args = ["--config", arg, *args[:i], *args[i + 1 :]]
+            break
+    before = ["", *args]
+    return [
+        str(path_of(arg)) if flag == "--config" else arg
+        for flag, arg in zip(before, args, strict=False)
+    ]
 
 
 def _with_lists_afresh(args: Sequence[str]) -> list[str]:

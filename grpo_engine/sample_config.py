@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from .curriculum.presets import PRESETS, Setting
 from .errors import UserError
+from .paths import expand_home
 from .rollout import SamplingParams
 
 
@@ -63,6 +64,7 @@ class RewardConfig(ComponentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        expand_home(self, "rewards", "function")
         if not 0 < self.timeout_s < float("inf"):
             raise UserError(
                 f"rewards: timeout_s must be finite and above 0; given {self.timeout_s}"

@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 from pathlib import Path
 
+from ..paths import path_of
 from .common import fail, positive, quiet
 
 
@@ -15,7 +16,7 @@ def run(args: list[str]) -> int:
     )
     parser.add_argument("--suite", default="all", help="loss, head, sampler, step or all (default)")
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/bench"), help="default: runs/bench; overwritten"
+        "--out", type=path_of, default=Path("runs/bench"), help="default: runs/bench; overwritten"
     )
     parser.add_argument("--loss-shape", metavar="SxT", help="samples x tokens of each: 512x512")
     parser.add_argument(

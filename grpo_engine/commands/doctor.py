@@ -5,11 +5,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..doctor.checks import FAIL, Check, check_lines
 from ..errors import UserError
+from ..paths import path_of
 from .common import check_out, positive, quiet
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--pilot", type=positive, metavar="N", help="also sample N prompts, without training"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="checks and pilot; overwritten")
+    parser.add_argument(
+        "--json", type=path_of, metavar="FILE", help="checks and pilot; overwritten"
+    )
     return parser
 
 

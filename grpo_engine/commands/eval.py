@@ -4,10 +4,10 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..paths import path_of
 from .common import check_out, not_negative, positive, quiet
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="grpo eval",
         description="Reward, pass rate and pass@k of a run's weights on held-out tasks.",
     )
-    parser.add_argument("run", type=Path, help="a run folder; it is not changed")
+    parser.add_argument("run", type=path_of, help="a run folder; it is not changed")
     parser.add_argument("--data", help="other tasks, in a form of data.path (default: eval_path)")
     parser.add_argument("--step", type=int, help="of this checkpoint (default: the final weights)")
     parser.add_argument("--base", action="store_true", help="the model before training")
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         "mixture the first)",
     )
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
-    parser.add_argument("--out", type=Path, help="a JSONL file for the answers; overwritten")
+    parser.add_argument("--out", type=path_of, help="a JSONL file for the answers; overwritten")
     return parser
 
 

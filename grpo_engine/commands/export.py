@@ -1,8 +1,8 @@
 """grpo export: the weights of a run, or of one of its checkpoints, as a folder of its own."""
 
 import argparse
-from pathlib import Path
 
+from ..paths import path_of
 from .common import quiet
 
 
@@ -11,8 +11,8 @@ def run(args: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="grpo export", description="The weights of a run as a folder that other tools load."
     )
-    parser.add_argument("run", type=Path, help="a run folder")
-    parser.add_argument("out", type=Path, help="the folder to make")
+    parser.add_argument("run", type=path_of, help="a run folder")
+    parser.add_argument("out", type=path_of, help="the folder to make")
     parser.add_argument("--step", type=int, help="of this checkpoint (default: the final weights)")
     parser.add_argument(
         "--merge", action="store_true", help="the adapter merged into a copy of its base model"

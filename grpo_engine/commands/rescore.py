@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, require
+from ..paths import path_of
 from .common import check_out, quiet
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         f"train: those of {', '.join(DECIDING)}. Without --reward its own functions are called, as "
         "their files are now.",
     )
-    parser.add_argument("run", type=Path, help="a run folder; it is not changed")
+    parser.add_argument("run", type=path_of, help="a run folder; it is not changed")
     parser.add_argument(
         "--reward",
         action="append",
@@ -79,10 +80,10 @@ def _parser() -> argparse.ArgumentParser:
         "without NAME in place of the one of that name, or of the only one",
     )
     parser.add_argument(
-        "--config", type=Path, help=f"a YAML file with any of the groups {', '.join(DECIDING)}"
+        "--config", type=path_of, help=f"a YAML file with any of the groups {', '.join(DECIDING)}"
     )
     parser.add_argument("--steps", metavar="A:B", help="from A to B, both included (default: all)")
-    parser.add_argument("--out", type=Path, help="a .parquet or .jsonl file; overwritten")
+    parser.add_argument("--out", type=path_of, help="a .parquet or .jsonl file; overwritten")
     return parser
 
 

@@ -1,8 +1,8 @@
 """grpo sample: the answers of a trained run to one prompt."""
 
 import argparse
-from pathlib import Path
 
+from ..paths import path_of
 from .common import not_negative, positive, quiet
 
 
@@ -11,7 +11,7 @@ def run(args: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="grpo sample", description="Answers of a trained run to one prompt."
     )
-    parser.add_argument("run", type=Path, help="a run folder")
+    parser.add_argument("run", type=path_of, help="a run folder")
     parser.add_argument("prompt", help="a text")
     parser.add_argument(
         "--chat", action="store_true", help="send it as a user's message (default: data.as_chat)"
