@@ -1,8 +1,6 @@
 """Checkpoints that appear whole or not at all, and hold all that an exact resume needs."""
 
 import json
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .disk import remove_folder, write_folder
 from .errors import UserError, require
 
 STATE, OPTIMIZER = "state.json", "optimizer.safetensors"
@@ -35,7 +34,7 @@ def save_checkpoint(
 ) -> Path:
     """Writes root/step-000012 and removes all but the newest `keep` and that of step `spare`.
 
-    `save_weights` gets the folder for the weights. Raises OSError if the disk can't take it; the
+    `save_weights` gets the folder for the weights. DiskError if it can't be written; the
     checkpoints that were there stay.
     """
     target = _folder(root, step)
@@ -49,7 +48,7 @@ def save_checkpoint(
     write_folder(target, write)
     for old in list_checkpoints(root)[:-keep]:
         if spare is None or old != _folder(root, spare):
-            shutil.rmtree(old)
+            remove_folder(old)
     return target
 
 
@@ -78,41 +77,5 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, values, tensors)
 
 
-def write_folder(target: Path, write: Callable[[Path], None]) -> None:
-    """Fills a temporary folder and renames it to `target`, so that it is never seen half-written.
-
-    Raises OSError, with nothing left behind, if writing fails.
-    """
-    temporary = target.parent / f".{target.name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    safetensors = require("safetensors", "train", "saving weights")
-    try:
-        write(temporary)
-        for path in temporary.rglob("*"):
-            _sync(path)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, safetensors.SafetensorError):
-            raise OSError(f"{error}") from error
-        raise
-    if not target.exists():
-        temporary.rename(target)
-    else:
-        old = target.parent / f".{target.name}.old.tmp"
-        target.rename(old)
-        temporary.rename(target)
-        shutil.rmtree(old)
-    _sync(target.parent)
-
-
 def _folder(root: Path, step: int) -> Path:
     return root / f"step-{step:06d}"
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

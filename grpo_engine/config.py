@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Literal
 
 from .curriculum.config import AnchorsConfig, CurriculumConfig, ReplayConfig, VariantsConfig
@@ -200,6 +201,11 @@ class RunConfig:
     def weights_name(self) -> str:
         """The folder of the weights, in a run and in its checkpoints."""
         return "model" if self.lora is None else "adapter"
+
+    @property
+    def out(self) -> Path:
+        """The run folder."""
+        return Path(self.train.out).expanduser()
 
     @property
     def lr(self) -> float:

@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from .checkpoint import write_folder
 from .config import RunConfig
+from .disk import write_folder
 from .errors import UserError
 from .model import Policy, load_policy
 from .parsing import load_run

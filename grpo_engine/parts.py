@@ -1,6 +1,7 @@
 """What a run is made of: policy, tasks, rewards, sampler; loaded and checked together."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from .curriculum.variants import Variants
 from .data import fingerprint
 from .errors import UserError
 from .forward import causal_lm, check_reach, context_length
+from .groups.batch import Origin
 from .model import Policy, load_policy
 from .rewards.load import check_answers, load_rewards
 from .rewards.score import Scorer
@@ -40,6 +42,12 @@ class Parts:
     def data_hash(self) -> str:
         """Of the tasks that are trained on."""
         return fingerprint(self.train.tasks)
+
+    def kinds(self, origins: Sequence[Origin], column: str | None) -> list[str] | None:
+        """[P] the kind of task of each group, where a column of the data names it."""
+        if column is None:
+            return None
+        return [str(self.train.tasks[origin.task].columns.get(column)) for origin in origins]
 
 
 def over_context(config: RunConfig, parts: Parts) -> str | None:

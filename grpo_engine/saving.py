@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from .checkpoint import (
@@ -42,6 +41,8 @@ class State:
     """the step of the last evaluation"""
     eval_before: float | None = None
     eval_last: float | None = None
+    unwritten: dict[str, Any] | None = None
+    """metrics of the last step, until they are in metrics.jsonl"""
 
 
 @dataclass
@@ -55,8 +56,11 @@ class Saver:
     watch: Watch
     optimizer: Optimizer
 
-    def save(self, state: State, signals: StopSignals) -> None:
-        """Writes the checkpoint of this step if it is not there yet; OSError if the disk fails."""
+    def save(self, state: State, signals: StopSignals, *, probed: bool = True) -> None:
+        """Writes the checkpoint of this step if it is not there yet; DiskError if it can't be.
+
+        probed: False where a forward may fail, after an error of the device.
+        """
         if is_saved(self.ledger.checkpoints, state.step):
             return
         tensors, optimizer = self.optimizer.state()
@@ -70,7 +74,7 @@ class Saver:
             "data": self.parts.data_hash,
             "reward_version": self.parts.scorer.version,
             "prompt": self._prompt(),
-            "probe": self._probe(),
+            "probe": self._probe() if probed else None,
         }
         with signals.shield():
             save_checkpoint(
@@ -88,8 +92,9 @@ class Saver:
         values = checkpoint.values
         check_same_data(values["data"], self.parts.data_hash)
         check_same_prompt(values["prompt"], self._prompt())
-        dtype = causal_lm(self.parts.policy.model).dtype
-        check_same_policy(values["probe"], self._probe(), dtype)
+        if values["probe"] is not None:
+            dtype = causal_lm(self.parts.policy.model).dtype
+            check_same_policy(values["probe"], self._probe(), dtype)
         try:
             state = State(**values["state"])
             self.collector.load(values["collector"])
@@ -114,7 +119,7 @@ class Saver:
 
 def with_now(config: RunConfig, *, resume: bool) -> RunConfig:
     """The config with the moment at which its run began, unless it names another itself."""
-    header = Path(config.train.out) / "config.yaml"
+    header = config.out / "config.yaml"
     now = config.data.now
     if now is None and resume and header.is_file():
         now = load_run(header).data.now
@@ -124,13 +129,19 @@ def with_now(config: RunConfig, *, resume: bool) -> RunConfig:
 
 def newest_checkpoint(ledger: Ledger, config: dict[str, Any]) -> Checkpoint | None:
     """What --resume goes on from; None for a run that was stopped before its first: it begins
-    again. UserError if there is no run, or its config was another."""
+    again. UserError if its config was another."""
     found = list_checkpoints(ledger.checkpoints)
     if not found:
-        if not ledger.holds_run():
-            raise UserError(f"{ledger.out} holds no run to resume: leave out --resume")
         ledger.rewind(-1)
         return None
     checkpoint = load_checkpoint(found[-1])
     check_same_config(checkpoint.values["config"], config)
     return checkpoint
+
+
+def resumed(checkpoint: Checkpoint | None, steps: int) -> str:
+    """What a run that goes on says of where it stands."""
+    if checkpoint is None:
+        return "there is no checkpoint to resume from: the run starts over"
+    step = checkpoint.values["state"]["step"]
+    return f"resuming at step {step} of {steps} (checkpoint {checkpoint.folder.name})"

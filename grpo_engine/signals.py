@@ -20,6 +20,7 @@ class StopSignals:
     def __init__(self) -> None:
         self._pending: int | None = None
         self._depth = 0
+        self._ignored = False
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "StopSignals":
@@ -42,7 +43,13 @@ class StopSignals:
         if self._depth == 0 and self._pending is not None:
             self._raise(self._pending)
 
+    def ignore(self) -> None:
+        """From here on the stopping signals do nothing: what they ask for is being done."""
+        self._ignored, self._pending = True, None
+
     def _handle(self, signum: int, _: FrameType | None) -> None:
+        if self._ignored:
+            return
         if self._depth:
             self._pending = signum
         else:

@@ -4,17 +4,17 @@ All randomness is a function of the seed and the number of the step. So a checkp
 of a generator, and a step that was dropped is made again as it would have been.
 """
 
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from .checkpoint import write_folder
 from .clock import Clock
 from .collect import Collector
 from .config import RunConfig
+from .disk import DiskError, write_folder
 from .display import Display
-from .errors import UserError
+from .errors import Interrupted, UserError, first_line
 from .evaluate import evaluate
 from .groups.batch import Batch, micro_batches
 from .guards import Alarm
@@ -25,7 +25,7 @@ from .metrics import step_metrics
 from .optim import Optimizer, learning_rate
 from .parts import load_parts, over_context
 from .replay_loss import accumulate_replay
-from .saving import Saver, State, newest_checkpoint, with_now
+from .saving import Saver, State, newest_checkpoint, resumed, with_now
 from .seeds import seed_everything
 from .signals import StopSignals
 from .watch import Watch
@@ -38,8 +38,17 @@ class Trainer:
     """A run of `grpo train`: `Trainer(config).run()`."""
 
     def __init__(self, config: RunConfig, *, resume: bool = False) -> None:
-        self.config = config = with_now(config, resume=resume)
-        self.ledger = Ledger(Path(config.train.out), tensorboard=config.train.tensorboard)
+        self.config = config
+        self.ledger = Ledger(config.out, tensorboard=config.train.tensorboard)
+        self.lock = self.ledger.lock(resume)
+        try:
+            self._open(resume)
+        except BaseException:
+            self.lock.release()
+            raise
+
+    def _open(self, resume: bool) -> None:
+        self.config = config = with_now(self.config, resume=resume)
         checkpoint = None
         if resume:
             checkpoint = newest_checkpoint(self.ledger, config.to_dict())
@@ -60,29 +69,29 @@ class Trainer:
         self.ledger.write_header(config, self.policy.device, versions)
         self.signals = StopSignals()
         self.display = Display(self.state.step, config.train.steps)
-        if said := over_context(config, self.parts):
+        if resume:
+            self.display.say(resumed(checkpoint, config.train.steps))
+        for said in filter(None, (self.lock.warning, over_context(config, self.parts))):
             self.display.say(said)
         if checkpoint and checkpoint.values["reward_version"] != self.parts.scorer.version:
             self.display.say("the reward functions changed since the checkpoint was written")
         self._changing = False  # weights and state disagree: not a moment to save
-        self._unwritten: dict[str, Any] | None = None  # metrics of the last step
 
     def run(self) -> State:
         """All steps that are left, then the adapter or model in its final folder.
 
         A signal raises Interrupted and an error is passed on, both after a checkpoint of the last
-        whole step. Raises UserError if the disk fails.
+        whole step. Raises DiskError if that can't be written.
         """
-        with self.signals, self.display, self.parts:
+        with self.lock, self.signals, self.display, self.parts:
             try:
                 self._loop()
             except BaseException as error:
-                disk = self._rescue() or error
-                if isinstance(disk, OSError):
-                    raise UserError(
-                        f"can't write to {self.ledger.out}: {disk}; make room there, then go on "
-                        "from the newest checkpoint with --resume"
-                    ) from error
+                unsaved = self._rescue(error)
+                if unsaved and isinstance(error, Interrupted):
+                    raise unsaved from error
+                if unsaved and not isinstance(error, DiskError):
+                    self.display.say(f"the last step could not be saved: {first_line(unsaved)}")
                 raise
         return self.state
 
@@ -100,23 +109,26 @@ class Trainer:
         with clock("train"):
             learned = accumulate_gradient(self.policy.model, batch, micros, options)
             learned |= self._replay(batch)
+        self.ledger.flush()  # a step whose samples can't be recorded is not made
         with self.signals.shield():
             self._changing = True
             learned |= self._update(learned, clock) | {"beta": options.beta}
             self._commit(batch, fresh, skipped=bool(learned["skipped"]))
             with clock("guard"):
-                tasks = self._tasks(batch)
+                tasks = self.parts.kinds(batch.origins, self.config.data.task_column)
                 metrics = step_metrics(self.state.step, batch, micros, learned, clock, tasks)
                 alarms = self.watch.observe(metrics)
             said = {"alarms": [alarm.guard for alarm in alarms]}
-            self._unwritten = metrics | said | {"time_ms": clock.rounded()}
+            self.state.unwritten = metrics | said | {"time_ms": clock.rounded()}
             self._changing = False
         self._speak(batch, learned, alarms)
-        return self._unwritten
+        return self.state.unwritten
 
     def _loop(self) -> None:
         train, state = self.config.train, self.state
         self._evaluate_if_due()
+        self._write_metrics()
+        self._audit_if_due()
         while state.step < train.steps and self.watch.stop is None:
             metrics = self.step()
             self._evaluate_if_due()
@@ -142,16 +154,18 @@ class Trainer:
         with self.signals.shield():
             write_folder(self.ledger.out / self.config.weights_name, self.policy.save)
 
-    def _rescue(self) -> OSError | None:
-        """Saves the last whole step; returns the error of the disk if that is not possible."""
+    def _rescue(self, error: BaseException) -> Exception | None:
+        """Saves the last whole step after `error`; returns what makes that impossible."""
         if self._changing:
             return None
+        self.signals.ignore()
         try:
-            with self.signals.shield():
+            with suppress(DiskError):  # then the checkpoint holds them
                 self._write_metrics()
-                self._save()
-        except OSError as error:
-            return error
+            # CUDA's errors and want of memory, both RuntimeErrors, would be met again in a forward.
+            self._save(probed=not isinstance(error, RuntimeError))
+        except Exception as unsaved:
+            return unsaved
         return None
 
     def _sample_and_reward(self, clock: Clock) -> Batch:
@@ -257,11 +271,11 @@ class Trainer:
             if state.step == 0:
                 state.eval_before = reward
             # A step that was resumed from has its line already; it gets one for the evaluation.
-            line = self._unwritten or {"step": state.step, "time_ms": {}}
+            line = self.state.unwritten or {"step": state.step, "time_ms": {}}
             line |= {f"eval_{name}": value for name, value in found.items()}
             line |= self.collector.difficulty()
             line["time_ms"] |= clock.rounded()
-            self._unwritten = line
+            self.state.unwritten = line
             self._write_metrics()
         self.display.say(
             f"step {state.step}: "
@@ -271,25 +285,17 @@ class Trainer:
             self._save()
 
     def _audit_if_due(self) -> None:
-        every = self.config.train.audit_every
-        if every is None or self.state.step % every:
+        every, step = self.config.train.audit_every, self.state.step
+        if every is None or step == 0 or step % every or self.ledger.has_audit(step):
             return
-        path = self.ledger.audit(self.state.step, every)
-        self.display.say(f"step {self.state.step}: highest rewards to look at: {path}")
-
-    def _tasks(self, batch: Batch) -> list[str] | None:
-        """[P] the kind of task of each group, where the data names it."""
-        column = self.config.data.task_column
-        if column is None:
-            return None
-        tasks = self.parts.train.tasks
-        return [str(tasks[origin.task].columns.get(column)) for origin in batch.origins]
+        path = self.ledger.audit(step, every)
+        self.display.say(f"step {step}: highest rewards to look at: {path}")
 
     def _write_metrics(self) -> None:
         with self.signals.shield():
-            if self._unwritten is not None:
-                self.ledger.metrics(self._unwritten)
-                self._unwritten = None
+            if self.state.unwritten is not None:
+                self.ledger.metrics(self.state.unwritten)
+                self.state.unwritten = None
 
-    def _save(self) -> None:
-        self.saver.save(self.state, self.signals)
+    def _save(self, probed: bool = True) -> None:
+        self.saver.save(self.state, self.signals, probed=probed)

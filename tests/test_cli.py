@@ -82,9 +82,9 @@ def test_a_signal_saves_the_last_whole_step_and_the_run_goes_on(workplace, signu
     process = start(workplace)
     wait_for_steps(workplace, 3, process)
     process.send_signal(signum)
-    out, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == code
-    assert "--resume" in out and "Traceback" not in err
+    assert "--resume" in err and "Traceback" not in err
     newest = load_checkpoint(list_checkpoints(workplace / "run" / "checkpoints")[-1])
     done = steps_written(workplace)
     assert done == list(range(1, newest.values["state"]["step"] + 1))

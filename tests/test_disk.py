@@ -2,6 +2,7 @@
 
 import json
 import platform
+import subprocess
 from pathlib import Path
 
 import pyarrow.parquet
@@ -9,19 +10,20 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from grpo_engine import ledger as ledger_module
 from grpo_engine.checkpoint import (
     OPTIMIZER,
     STATE,
     list_checkpoints,
     load_checkpoint,
     save_checkpoint,
-    write_folder,
 )
 from grpo_engine.config import DataConfig, ModelConfig, RewardConfig, RunConfig
+from grpo_engine.disk import DiskError, write_folder
 from grpo_engine.errors import Interrupted, UserError
 from grpo_engine.groups.batch import Origin
 from grpo_engine.groups.make import make_batch
-from grpo_engine.ledger import Ledger
+from grpo_engine.ledger import Ledger, environment
 from grpo_engine.parsing import load_run
 from grpo_engine.rollout import Rollout, SamplingParams
 from grpo_engine.rollout_table import Asked
@@ -48,8 +50,8 @@ def save(root: Path, step: int, keep: int = 9, weights: bytes = b"w") -> Path:
 @pytest.mark.parametrize(
     ("error", "raised"),
     [
-        (OSError(28, "No space left on device"), OSError),
-        (SafetensorError("I/O error: No space left on device"), OSError),
+        (OSError(28, "No space left on device"), DiskError),
+        (SafetensorError("I/O error: File too large (os error 27)"), DiskError),
         (ValueError("a bug"), ValueError),
         (Interrupted(15), Interrupted),
     ],
@@ -70,7 +72,9 @@ def test_writer_that_fails_leaves_nothing_and_keeps_the_old_folder(
 
     with pytest.raises(raised) as caught:
         write_folder(target, fails)
-    assert str(caught.value) == str(error)
+    told = {28: "No space left on device", 27: "File too large"}
+    refused = [f"can't write to {target}: {text}; make room there" for text in told.values()]
+    assert str(caught.value) in (refused if raised is DiskError else [str(error)])
     assert tree(tmp_path) == ({"adapter/a": b"old"} if had_one else {})
     assert [p.name for p in tmp_path.iterdir()] == ["adapter"] * had_one
 
@@ -102,9 +106,9 @@ def test_checkpoint_that_cannot_be_written_costs_none_of_the_old_ones(tmp_path):
     before = tree(tmp_path)
 
     def full(_: Path) -> None:
-        raise SafetensorError("No space left on device")
+        raise SafetensorError("No space left on device (os error 28)")
 
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DiskError, match="step-000003: No space left on device; make room"):
         save_checkpoint(tmp_path, 3, {}, {}, full, keep=1)
     assert tree(tmp_path) == before
 
@@ -210,7 +214,7 @@ def test_folder_that_holds_a_run_is_refused(tmp_path, left):
 def test_run_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(UserError, match=r"run folder .*taken/run: Not a directory.*--train\.out"):
-        Ledger(tmp_path / "taken" / "run").create()
+        Ledger(tmp_path / "taken" / "run").lock(resume=False)
 
 
 def test_config_and_environment_of_a_run_are_recorded(tmp_path):
@@ -221,8 +225,25 @@ def test_config_and_environment_of_a_run_are_recorded(tmp_path):
     assert set(recorded["packages"]) >= {"grpo-engine", "transformers", "peft", "bitsandbytes"}
     assert recorded["rewards"] == {"exact": "v1"}
     assert (recorded["python"], recorded["device"]) == (platform.python_version(), "cpu")
-    head = Path(__file__).parents[1] / ".git" / "HEAD"
-    assert (recorded["commit"] is not None) == head.exists()
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_the_commit_is_that_of_this_package_alone(tmp_path, monkeypatch, tracked):
+    """Installed inside somebody's repository, their commit says nothing."""
+    package = tmp_path / "venv" / "grpo_engine"
+    package.mkdir(parents=True)
+    (tmp_path / "theirs").write_text("x")
+    (package / "ledger.py").write_text("x")
+
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        return subprocess.check_output(["git", *who, *arguments], cwd=tmp_path, text=True).strip()
+
+    git("init", "-q")
+    git("add", "." if tracked else "theirs")
+    git("commit", "-qm", "theirs")
+    monkeypatch.setattr(ledger_module, "__file__", str(package / "ledger.py"))
+    assert environment(CPU)["commit"] == (git("rev-parse", "HEAD") if tracked else None)
 
 
 def test_rollouts_hold_a_row_a_sample(tmp_path):

@@ -2,10 +2,11 @@
 
 import os
 import shlex
+import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..disk import DiskError
 from ..errors import Interrupted, UserError
 from .common import fail, quiet
 
@@ -26,23 +27,30 @@ def run(args: list[str]) -> int:
     config, resume = parse_run(args)
     quiet()
     from ..ledger import Ledger
+    from ..lock import InUse
     from ..trainer import Trainer
 
-    out = Path(config.train.out)
+    out = config.out
     trainer = None
     try:
         trainer = Trainer(config, resume=resume)
         state = trainer.run()
     except Interrupted as stop:
-        print(f"stopped; the last whole step is saved in {out}; go on with --resume")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is saved: nothing is left to stop
+        print(
+            f"stopped; the last whole step is saved in {out}; go on with --resume", file=sys.stderr
+        )
         return 128 + stop.signum
+    except InUse:
+        raise
     except Exception as error:
         return _report(error, Ledger(out), began=trainer is not None)
     weights = out / config.weights_name
     if state.eval_before is not None and state.eval_last is not None:
         print(f"held-out reward {state.eval_before:.3f} -> {state.eval_last:.3f}")
     print(f"run folder: {out}   weights: {weights}")
-    print(f"next: {_program()} sample {out} {_example(trainer.parts.train.prompt(0))}")
+    example = _example(trainer.parts.train.prompt(0))
+    print(f"next: {_program()} sample {shlex.quote(str(out))} {example}")
     return 0 if state.step >= config.train.steps else STOPPED_EARLY
 
 
@@ -50,6 +58,8 @@ def _report(error: Exception, ledger: "Ledger", began: bool) -> int:
     """One line for the user; the traceback goes into the run folder, unless that is another's."""
     known = isinstance(error, UserError | OSError)
     text = str(error) if known else f"unexpected {type(error).__name__}: {error}"
+    if began and isinstance(error, DiskError):
+        text += "; then go on from the newest checkpoint with --resume"
     if ledger.out.is_dir() and (began or not ledger.holds_run()):
         try:
             text += f" (traceback: {ledger.traceback(error)})"
