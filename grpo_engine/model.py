@@ -14,6 +14,7 @@ from .config import LoraConfig, ModelConfig
 from .errors import UserError, first_line, require
 from .forward import head_of
 from .lora import REFERENCE, TRAINED, attach_lora, is_adapter
+from .reference import check_reference
 from .support import check_model
 
 ReferenceScope = Callable[[], AbstractContextManager[nn.Module]]
@@ -58,7 +59,10 @@ def load_policy(
     reference = None
     if needs_reference:
         reference = _reference(model, config, lora, device, resumed=resume is not None)
-    return Policy(model, tokenizer, device, reference)
+    policy = Policy(model, tokenizer, device, reference)
+    if reference is not None:
+        check_reference(policy.trainable().items(), reference)
+    return policy
 
 
 def pick_device(name: str) -> torch.device:

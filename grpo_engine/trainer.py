@@ -239,9 +239,6 @@ class Trainer:
             )
         for alarm in alarms:
             self.display.say(str(alarm))
-        for alarm in alarms:
-            if alarm.action == "error":
-                raise UserError(str(alarm))
 
     def _evaluate_if_due(self) -> None:
         """Before the first step, every so often and after the last; once a step, resumed or not."""

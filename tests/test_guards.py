@@ -10,7 +10,7 @@ COLLAPSES = [
     ("learning_rate", "kl", "learning rate 0.02", "train.lr 0.002"),
     ("constant", "no_signal", "the reward was 0.5 for every sample so far", "grpo doctor"),
     ("length", "length_pay", "the reward pays for length", "a length penalty"),
-    ("reference", "kl_zero", "the reference follows the policy", "model.reference"),
+    ("reference", "kl_zero", "the reference follows the policy", "a reference that is a frozen"),
 ]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from grpo_engine.errors import UserError
 from grpo_engine.guards import Context, Guards, GuardsConfig
+from grpo_engine.guards.rules import GUARDS
 from guard_runs import alarms, recorded, said, steady
 
 
@@ -51,25 +52,52 @@ def test_numbers_of_other_libraries_are_numbers(number):
 def test_means_over_no_token_are_no_figures():
     idle = {"tokens": 0, "entropy": 0.0, "kl": 0.0, "advantage_abs": 0.0}
     assert said(steady(30, **idle)) == []
-    assert said(steady(30, **idle | {"tokens": 5})) == [(3, "kl_zero"), (3, "entropy_low")]
+    assert said(steady(30, **idle | {"tokens": 5})) == [(3, "entropy_low"), (4, "kl_zero")]
 
 
 def zero_kl(steps: int, first: int = 1, **changes: object) -> list[dict]:
     return steady(steps, first, kl=0.0, **changes)
 
 
-def test_a_kl_of_zero_after_an_update_is_an_error():
-    (alarm,) = alarms(zero_kl(3))
-    # Step 1 is before the first update; steps 2 and 3 are after it.
-    assert (alarm.step, alarm.guard, alarm.action) == (3, "kl_zero", "error")
-    assert (alarm.value, alarm.threshold) == (2, 2)
+def test_a_kl_of_zero_after_updates_is_said_and_ends_nothing():
+    (alarm,) = alarms(zero_kl(4))
+    # Step 1 is before the first update; steps 2 to 4 are after it.
+    assert (alarm.step, alarm.guard, alarm.action) == (4, "kl_zero", None)
+    assert (alarm.value, alarm.threshold) == (3, 3)
+    assert alarm.causes[0][0].startswith("the reference follows the policy, or every update is")
+
+
+# The first steps of default runs in bfloat16, 10,000 steps long: warm-ups of 300 to 1e-6 and 1e-5.
+ROUNDED_AWAY = {
+    "all weights": (1e-6, [0, 0, 0, 0, 0, 0]),
+    "lora": (1e-5, [0, 0, 1.19e-6, 0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("peak, kls", ROUNDED_AWAY.values(), ids=ROUNDED_AWAY)
+def test_updates_that_a_warm_up_rounds_away_say_nothing(peak, kls):
+    lines = [
+        {**line, "kl": kl, "lr": peak * line["step"] / 300}
+        for line, kl in zip(steady(6), kls, strict=True)
+    ]
+    assert said(lines, Context(lr=peak)) == []
+
+
+def test_half_the_peak_is_an_update_that_counts():
+    for lr, found in ((0.99e-4, []), (1e-4, [(4, "kl_zero")])):
+        assert said(zero_kl(4, lr=lr), Context(lr=2e-4)) == found
+
+
+def test_no_guard_that_is_on_by_default_ends_a_run():
+    on = [guard for guard in GUARDS if getattr(GuardsConfig(), guard.name) is not None]
+    assert {guard.action for guard in on} == {None}
 
 
 @pytest.mark.parametrize(
     "lines",
     [
-        zero_kl(2),
-        zero_kl(1) + steady(1, 2) + zero_kl(1, 3) + steady(1, 4),
+        zero_kl(3),
+        zero_kl(2) + steady(1, 3) + zero_kl(2, 4) + steady(1, 6),
         zero_kl(20, grad_norm=0.0),
         zero_kl(20, lr=0.0),
         zero_kl(20, skipped=1),
@@ -84,7 +112,7 @@ def test_a_kl_of_zero_that_is_right(lines):
 def test_without_a_known_beta_a_kl_of_zero_says_nothing():
     lines = [{k: v for k, v in line.items() if k != "beta"} for line in zero_kl(5)]
     assert said(lines) == []
-    assert said(lines, Context(beta=0.04)) == [(3, "kl_zero")]
+    assert said(lines, Context(beta=0.04)) == [(4, "kl_zero")]
 
 
 @pytest.mark.parametrize(

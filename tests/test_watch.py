@@ -1,6 +1,5 @@
 """What looks after a run, in a run: early stop, the best checkpoint, regression, audit, KL."""
 
-import json
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from conftest import write_jsonl
 from grpo_engine.checkpoint import list_checkpoints
 from grpo_engine.cli import main
+from grpo_engine.config import LoraConfig
 from grpo_engine.errors import UserError
 from grpo_engine.parsing import dump_config
 from grpo_engine.sample_config import RewardConfig
@@ -160,20 +160,41 @@ def test_highest_rewards_are_listed_for_a_person(model_folder, tmp_path, capsys)
     assert f"highest rewards to look at: {files[0]}" in capsys.readouterr().out
 
 
-def test_a_reference_that_follows_the_policy_is_an_error(model_folder, tmp_path, monkeypatch):
-    config = tiny_config(model_folder, tmp_path, loss={"beta": 0.1}, train={"steps": 10})
-    trainer = Trainer(config)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_reference_that_follows_the_policy_is_refused_at_the_start(
+    model_folder, tmp_path, monkeypatch, resume
+):
+    config = tiny_config(model_folder, tmp_path, loss={"beta": 0.1}, train={"steps": 1})
+    if resume:
+        Trainer(config).run()
 
-    @contextmanager
-    def follows():
-        yield trainer.policy.model
+    def follows(policy, *_, **__):
+        @contextmanager
+        def scope():
+            yield policy
 
-    monkeypatch.setattr(trainer.policy, "reference", follows)
-    with pytest.raises(UserError, match=r"kl_zero.* the reference follows the policy"):
-        trainer.run()
-    assert trainer.state.step == 3  # at step 1 it is rightly 0; 2 and 3 are one too many
-    saved = json.loads((Path(config.train.out) / "checkpoints/step-000003/state.json").read_text())
-    assert saved["state"]["step"] == 3
+        return scope
+
+    monkeypatch.setattr("grpo_engine.model._reference", follows)
+    with pytest.raises(UserError, match="the reference of the KL would follow the policy"):
+        Trainer(config, resume=resume)
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4)], ids=["all weights", "lora"])
+def test_a_warm_up_that_bfloat16_rounds_away_ends_no_run(model_folder, tmp_path, lora):
+    config = tiny_config(
+        model_folder,
+        tmp_path,
+        lora=lora,
+        model={"path": str(model_folder), "dtype": "bfloat16"},
+        loss={"beta": 0.04},
+        train={"steps": 6, "lr": 1e-10},
+    )
+    assert Trainer(config).run().step == 6
+    lines = metrics_of(config)
+    # What the line is for: nothing is left of updates with a gradient.
+    assert all(line["kl"] == 0 and line["grad_norm"] > 0 for line in lines)
+    assert [line["alarms"] for line in lines if "kl_zero" in line["alarms"]]
 
 
 def test_beta_decays_over_the_steps_and_is_recorded(model_folder, tmp_path):

@@ -113,7 +113,9 @@ def _share(figure: str, least: float, words: str) -> Callable[[History], str | N
 
 
 def _follows(h: History) -> str | None:
-    return "the reference follows the policy" if h.kl_zeros() else None
+    if not h.kl_zeros():
+        return None
+    return "the reference follows the policy, or every update is rounded away"
 
 
 CAUSES = {
@@ -179,7 +181,7 @@ CAUSES = {
     ),
     "reference": Cause(
         "a reference that follows the policy",
-        "model.reference, or a frozen copy of the weights or adapter as they were",
+        "a reference that is a frozen copy, model.dtype float32, or a larger train.lr",
         _follows,
     ),
 }

@@ -53,8 +53,9 @@ class GuardsConfig:
     """above: mean KL, nats a token: sampled tokens are e times likelier than under the reference"""
     kl_part: float | None = 3.0
     """above: the same for one length, task or band; a part is noisier than the whole"""
-    kl_zero: int | None = 2
-    """steps in a row with a KL of exactly 0 although the weights were updated: an error"""
+    kl_zero: int | None = 3
+    """steps in a row with a KL of exactly 0 after an update at half the peak learning rate or more;
+    the smaller ones of a warm-up may be rounded away"""
     kl_early_raise: float | None = None
     """above: KL as a multiple of its early value (steps 5 to 20, at least 1e-4); beta is raised. 10
     is the practice, and off, for where steps 5 to 20 lie in a warm-up a healthy run crosses it: on

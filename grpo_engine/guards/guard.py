@@ -27,7 +27,6 @@ SAYS = {
     None: "",
     "raise_beta": " Beta is raised.",
     "stop": " The run stops.",
-    "error": "",
 }
 
 
@@ -48,7 +47,7 @@ class Alarm:
     shown: bool
     """whether the figures show the first cause"""
     action: Action | None
-    """raise_beta, stop, error (the run must end), or None: it only speaks"""
+    """raise_beta, stop (the run should end), or None: it only speaks"""
 
     def __str__(self) -> str:
         (cause, remedy), *others = self.causes[:NAMED]

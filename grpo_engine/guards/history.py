@@ -54,7 +54,7 @@ class History:
             "early_kl": [],
             "largest": 0.0,
             "spread_seen": False,
-            "updates": 0,
+            "moved": False,
             "kl_zeros": 0,
             "high_at": None,
             "crash": None,
@@ -226,11 +226,12 @@ class History:
 
     def _count_zeros(self) -> None:
         kept, now = self._kept, self.now
-        if kept["updates"] and "kl" in now and (self.setting("beta") or 0) > 0:
+        if kept["moved"] and "kl" in now and (self.setting("beta") or 0) > 0:
             kept["kl_zeros"] = kept["kl_zeros"] + 1 if now["kl"] == 0 else 0
         # Equal rewards at the reference give no gradient: nothing moved, and the KL is rightly 0.
-        moved = now.get("grad_norm", 0.0) > 0 and now.get("lr", 1.0) > 0 and not now.get("skipped")
-        kept["updates"] += int(moved)
+        gradient = now.get("grad_norm", 0.0) > 0 and not now.get("skipped")
+        lr, peak = self.setting("lr"), self.context.lr or 0.0
+        kept["moved"] |= gradient and (lr is None or (lr > 0 and lr >= peak / 2))
 
     def _follow_falls(self) -> None:
         bands = {f"band {b}": reward for b, reward in self.now.get("reward_by_band", {}).items()}

@@ -9,7 +9,7 @@ from .causes import CAUSES, Cause
 from .config import GuardsConfig
 from .history import History
 
-Action = Literal["raise_beta", "stop", "error"]
+Action = Literal["raise_beta", "stop"]
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,8 @@ GUARDS = (
         "steps in a row with a KL of exactly 0 after an update",
         History.kl_zeros,
         ">=",
-        "reference lr",
+        "reference",
         patient=False,
-        action="error",
     ),
     Guard(
         "no_signal",
