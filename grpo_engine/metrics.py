@@ -10,7 +10,7 @@ import torch
 from .clock import Clock
 from .groups.batch import Batch
 from .groups.signal import CAUSES
-from .groups.states import ENV_FAILED, INVALID, STATES
+from .groups.states import ENV_FAILED, INVALID, STATES, no_attempt
 from .guards.figures import (
     length_bucket,
     mean_by,
@@ -73,6 +73,7 @@ def _rewards(batch: Batch) -> dict[str, Any]:
 def _shapes(batch: Batch, lengths: Sequence[int]) -> dict[str, float]:
     sampled = [i for i, anchor in enumerate(batch.anchors.tolist()) if not anchor]
     chosen = [batch.rollouts[i] for i in sampled]
+    attempts = Counter(no_attempt(batch.rollouts[i], batch.texts[i]) for i in sampled)
     offsets = batch.cu_groups.tolist()
     spans = [range(a, b) for a, b in pairwise(offsets)]
     rewards = batch.rewards.tolist()
@@ -83,6 +84,8 @@ def _shapes(batch: Batch, lengths: Sequence[int]) -> dict[str, float]:
     shapes = {
         "completion_length": sum(lengths[i] for i in sampled) / len(sampled),
         "repetition": sum(repetition(r.completion_ids) for r in chosen) / len(chosen),
+        "empty": attempts["empty"] / len(chosen),
+        "loops": attempts["repetition"] / len(chosen),
         "unique": sum(
             unique_share(batch.rollouts[i].completion_ids for i in span) for span in spans
         )

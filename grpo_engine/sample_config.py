@@ -193,10 +193,9 @@ class GroupsConfig:
     """factor of the advantage under `downweight`"""
     truncated_rounds: int = 2
     """draws in place of a truncated sample under `resample`"""
-    invalid: list[Literal["empty", "repetition"]] = field(
-        default_factory=lambda: ["empty", "repetition"]
-    )
-    """completions that are no attempt; they leave the statistics and the loss"""
+    invalid: list[Literal["empty", "repetition"]] = field(default_factory=list)
+    """completions that leave the statistics and the loss whatever their reward: empty ones, and
+    those that repeat a few tokens over and over; by default they keep the reward they were given"""
     invalid_reward: float | None = None
     """a reward with which invalid samples stay; null: they leave"""
     env_failed_reward: float | None = None

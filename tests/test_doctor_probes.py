@@ -53,7 +53,7 @@ def test_a_sound_reward_pays_for_no_probe(source):
     found, checks = probed(source, exact)
     assert {p.right for p in found.values()} == {1.0} and not any(p.pays for p in found.values())
     assert {check.status for check in checks.values()} == {OK}
-    assert checks["probe empty"].text == "earns nothing in 3 tasks"  # invalid: it leaves
+    assert checks["probe empty"].text == "earns at most 0 in 3 tasks"
     assert checks["probe prompt repeated"].text == "earns at most 0 in 3 tasks"
 
 
@@ -61,14 +61,14 @@ def test_a_reward_that_looks_for_the_answer_anywhere(source):
     def anywhere(completions, answer, **_):
         return [float(a in c.split()) for c, a in zip(completions, answer, strict=True)]
 
-    found, checks = probed(source, anywhere, max_tokens=400)
+    found, checks = probed(source, anywhere, max_tokens=400, invalid=["repetition"])
     paid = {name for (name, _), p in found.items() if p.pays}
     assert paid == {"many candidates", "all answers"}  # what is pasted is pure repetition: invalid
     assert checks["probe all answers"].status == WARNING
     assert checks["probe all answers"].text == (
         "earns 1 in 3 of 3 tasks, as much as the right answer: row 0, '15 18 12 15'"
     )
-    found, _ = probed(source, anywhere, max_tokens=400, invalid=["empty"])
+    found, _ = probed(source, anywhere, max_tokens=400)
     assert {row for (name, row), p in found.items() if p.pays and name == "answer pasted"} == {
         0,
         1,
@@ -80,14 +80,15 @@ def test_a_reward_that_looks_for_the_answer_anywhere(source):
 
 
 def test_a_reward_that_pays_for_nothing_said(source):
-    found, checks = probed(source, lambda completions, **_: [1.0 - len(c) for c in completions])
+    def shorter(completions, **_):
+        return [1.0 - len(c) for c in completions]
+
+    found, checks = probed(source, shorter, invalid=["empty"])
     # "12" earns -1, and nothing longer does better: no right answer is known.
     assert {p.right for p in found.values()} == {None}
     assert checks["probe right answer"].status == WARNING
     assert not found["empty", 0].pays
-    found, checks = probed(
-        source, lambda completions, **_: [1.0 - len(c) for c in completions], invalid=[]
-    )
+    found, checks = probed(source, shorter)
     assert found["empty", 0].reward == 1.0 and found["empty", 0].pays
     assert checks["probe empty"].text == "earns 1 in 3 of 3 tasks: row 0, ''"
 

@@ -25,6 +25,17 @@ def test_an_anchor_enters_the_statistics_and_never_the_loss():
     assert sorted(s for m in micro_batches(batch, 99, without_signal=True) for s in m) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("texts", [[*[""] * 6, "8"], [""] * 7], ids=["and a wrong one", "alone"])
+def test_empty_answers_that_were_scored_are_the_contrast_of_the_right_one(texts):
+    made = samples_of([[1, *[0] * 7]], lengths=[[1] * 8], texts=["7", *texts])
+    batch = make_batch(made, rules())
+    # Mean 1/8, deviation sqrt(7)/8: (7/8) / (sqrt(7)/8) and (-1/8) / (sqrt(7)/8).
+    assert batch.advantages.tolist() == pytest.approx([2.6458, *[-0.37796] * 7], abs=1e-3)
+    assert batch.in_loss.tolist() == [True] * 8 and batch.signal_causes == [None]
+    left = make_batch(made, rules(groups={"invalid": ["empty"]}))
+    assert left.in_loss.tolist() == [True, *[text != "" for text in texts]]
+
+
 def test_an_anchor_that_scores_as_right_is_none():
     batch = make_batch(samples_of([[1, 0, 1]], anchors=[False, False, True]), rules())
     assert (batch.states[2], batch.causes[2]) == ("invalid", "an anchor that scores as right")

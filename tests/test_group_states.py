@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from grpo_engine.groups.states import is_pure_repetition, judge
+from grpo_engine.groups.states import is_pure_repetition, judge, no_attempt
 from grpo_engine.rollout import Rollout, SamplingParams
 from grpo_engine.sample_config import GroupsConfig
 from samples import rollout
@@ -44,6 +44,7 @@ def test_each_state_with_its_cause():
         texts=["a", "a", "a", " \n", "a", "a", "a", "a", "a", "a"],
         failures=[None, None, "the reward f timed out after 5 s", *[None] * 7],
         env=[*[None] * 5, "the server is down", *[None] * 4],
+        invalid=["empty"],
     )
     assert list(zip(found.states, found.causes, strict=True)) == [
         ("valid", None),
@@ -73,7 +74,13 @@ def test_no_reward_and_broken_format():
     assert found.valid.tolist() == [False, False]
 
 
-@pytest.mark.parametrize("invalid", [[], ["empty"], ["repetition"]])
+def test_by_default_what_a_function_scored_keeps_its_reward():
+    found = judged(of([1]), of([7] * 40), of(), texts=["", "aaaa", "a"], totals=[0.0, -1.0, 1.0])
+    assert found.states == ["low", "low", "valid"]
+    assert found.valid.tolist() == found.in_loss.tolist() == [True] * 3
+
+
+@pytest.mark.parametrize("invalid", [[], ["empty"], ["repetition"], ["empty", "repetition"]])
 def test_what_counts_as_no_attempt_is_an_option(invalid):
     looping = of([7] * 40)
     found = judged(of(), looping, texts=["", "aaaa"], invalid=invalid)
@@ -103,8 +110,8 @@ def test_pure_repetition(ids, pure):
 
 
 def test_the_end_of_a_completion_is_no_break_in_its_repetition():
-    assert judged(of([7] * 24 + [1])).states == ["invalid"]
-    assert judged(of([7] * 23 + [1], "length")).states == ["truncated"]
+    assert no_attempt(of([7] * 24 + [1]), "t") == "repetition"
+    assert no_attempt(of([7] * 23 + [1], "length"), "t") is None
 
 
 def test_declared_rewards_keep_samples_in():

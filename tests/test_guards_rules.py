@@ -22,6 +22,8 @@ PLAIN = [
     ("repetition", "repetition", 0.4, 0.41),
     ("truncated", "truncated", 0.5, 0.51),
     ("invalid", "invalid", 0.2, 0.21),
+    ("no_attempt", "empty", 0.2, 0.21),
+    ("no_attempt", "loops", 0.2, 0.21),
     ("logp_gap", "logp_gap", 0.1, 0.11),
     ("reward_std", "reward_std", 0.0005, 0.00049),  # 0.001 of a largest reward of 0.5
     ("effective_group", "effective_group_size", 4, 3.9),  # of 8
@@ -182,6 +184,16 @@ def test_a_band_that_falls_is_named():
     # The hard band losing all it had is a ninth of what the easy one has.
     gone = steady(12, 13, reward_by_band={"easy": 0.9, "hard": 0.0})
     assert said(lines[:12] + gone) == []
+
+
+def test_answers_that_are_no_attempt_are_named():
+    (alarm,) = alarms(steady(3, empty=0.25, loops=0.3, repetition=0.35))
+    assert str(alarm).startswith(
+        "step 3: guard no_attempt: share of completions that are loops of a few tokens 0.3 > 0.2. "
+        "Likely: 35% of the 4-grams are repetitions -> try sampling.repetition_penalty 1.1"
+    )
+    (alarm,) = alarms(steady(3, empty=0.25, loops=0.2))
+    assert alarm.figure == "share of completions that are empty"
 
 
 def test_the_part_with_the_largest_kl_is_named():

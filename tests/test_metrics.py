@@ -67,6 +67,14 @@ def test_shapes_of_completions():
     assert "reward_length" not in line(batch_of([[1, 1]]))
 
 
+def test_empty_answers_and_loops_are_counted_though_they_are_valid():
+    loop = dataclasses.replace(rollout([5], 25), completion_ids=[9] * 24 + [1])  # 1 ends it
+    groups = [[loop, rollout([5], 1), rollout([5], 1), rollout([5], 40), rollout([5], 1)]]
+    made = {"groups": groups, "texts": ["aa", "", " \n", "b", ""]}
+    found = line(batch_of([[0, 0, 0, 1, 0]], anchors=[*[False] * 4, True], **made))
+    assert (found["empty"], found["loops"], found["invalid"]) == (2 / 4, 1 / 4, 0.0)
+
+
 def test_repetition_and_failed_environments_are_shares_of_the_samples():
     loop = dataclasses.replace(rollout([5], 8), completion_ids=[9] * 8)
     plain = [

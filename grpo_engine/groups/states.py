@@ -17,6 +17,7 @@ VALID, LOW, INVALID, ENV_FAILED, TRUNCATED, BUDGET = STATES = (
     "truncated",
     "budget",
 )
+NO_ATTEMPT = {"empty": "empty", "repetition": "pure repetition"}  # in words
 PERIODS = range(1, 9)
 REPEATS = 4  # of the period, and at least
 FLOAT32_MOST = float(np.finfo(np.float32).max)
@@ -90,6 +91,15 @@ def judge(
     return judged
 
 
+def no_attempt(rollout: Rollout, text: str) -> str | None:
+    """`empty` or `repetition` for a completion that is nothing else; else None."""
+    if not text.strip():
+        return "empty"
+    ids = rollout.completion_ids
+    own = ids[:-1] if rollout.finish_reason == "stop" else ids
+    return "repetition" if is_pure_repetition(own) else None
+
+
 def is_pure_repetition(ids: Sequence[int]) -> bool:
     """Whether the tokens are one short sequence over and over; a cut last one counts."""
     if len(ids) < REPEATED_TOKENS:
@@ -127,15 +137,11 @@ def _invalid(
     refused: str | None,
     config: GroupsConfig,
 ) -> tuple[str, str] | None:
-    ids = rollout.completion_ids
-    own = ids[:-1] if rollout.finish_reason == "stop" else ids
     cause = None
     if failure is not None:
         cause = failure
-    elif "empty" in config.invalid and not text.strip():
-        cause = "empty"
-    elif "repetition" in config.invalid and is_pure_repetition(own):
-        cause = "pure repetition"
+    elif config.invalid and (attempt := no_attempt(rollout, text)) in config.invalid:
+        cause = NO_ATTEMPT[attempt]
     elif refused is not None:
         cause = f"broken format: {refused}"
     elif isnan(total):

@@ -7,7 +7,8 @@ from typing import Literal
 from ..errors import UserError
 
 SHARES = (
-    "no_signal diversity agreed clip length_pay effective_group repetition truncated invalid"
+    "no_signal diversity agreed clip length_pay effective_group repetition truncated invalid "
+    "no_attempt"
 ).split()
 LEAST_WINDOW = 6  # a trend of fewer steps is noise
 
@@ -87,6 +88,8 @@ class GuardsConfig:
     """above: share of completions cut by max_tokens"""
     invalid: float | None = 0.2
     """above: share of samples without a reward"""
+    no_attempt: float | None = 0.2
+    """above: share of completions that are empty, or of those that only repeat a few tokens"""
     logp_gap: float | None = 0.1
     """above: mean difference of the sampler's and the trainer's log-probs, nats; bfloat16 gives
     0.01 to 0.03, and 0.1 moves a ratio half way to the clip range"""

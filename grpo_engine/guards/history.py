@@ -180,6 +180,11 @@ class History:
         ]
         return max(parts, default=None)
 
+    def no_attempts(self) -> tuple[float, str] | None:
+        """The larger share of completions that are no attempt, and what they are."""
+        words = {"empty": "empty", "loops": "loops of a few tokens"}
+        return max(((self.now[k], w) for k, w in words.items() if k in self.now), default=None)
+
     def reward_fall(self) -> float | None:
         """Fall of the reward from its best, in units of that or of the spread at the start."""
         fall, size = self.falls.fall("reward"), self._reward_size()

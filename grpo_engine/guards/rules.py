@@ -167,6 +167,13 @@ GUARDS = (
     ),
     Guard("truncated", "share of completions cut", "truncated", ">", "length loops lr cut"),
     Guard("invalid", "share of samples without a reward", "invalid", ">", "environment invalid"),
+    Guard(
+        "no_attempt",
+        "share of completions that are {part}",
+        History.no_attempts,
+        ">",
+        "lr short loops cold hot",
+    ),
     Guard("logp_gap", "sampler and trainer apart by", "logp_gap", ">", "routes stale"),
     Guard(
         "price",
