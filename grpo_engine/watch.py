@@ -8,6 +8,7 @@ from typing import Any
 
 from .config import LR_ALL_WEIGHTS, LR_LORA, RunConfig
 from .guards import Alarm, Context, EarlyStop, Guards, KlController
+from .guards.guard import CROSSED
 from .kernels.options import GRPOOptions
 
 
@@ -29,6 +30,7 @@ class Watch:
         self.early_stop = EarlyStop(config.early_stop)
         self.stop: str | None = None
         """why the run ends before its last step"""
+        self._stopped_by: tuple[str, str, float] | None = None  # guard, side, figure
         self._news: dict[str, float] = {}  # of an evaluation, for the guards' next look
 
     def loss_options(self, step: int) -> GRPOOptions:
@@ -45,7 +47,8 @@ class Watch:
             if alarm.action == "raise_beta":
                 self.kl.raise_beta()
             if alarm.action == "stop":
-                self.stop = f"guard {alarm.guard}"
+                self._stopped_by = alarm.guard, alarm.side, alarm.value
+        self._stop_if_a_guard_did()
         return alarms
 
     def evaluated(self, step: int, reward: float, regression: float | None) -> None:
@@ -68,14 +71,16 @@ class Watch:
     def state(self) -> dict[str, Any]:
         """Plain values from which `load` goes on."""
         parts = {name: getattr(self, name).state() for name in ("kl", "guards", "early_stop")}
-        return parts | {"news": self._news}
+        return parts | {"news": self._news, "stopped_by": self._stopped_by}
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes on from `state`."""
         for name in ("kl", "guards", "early_stop"):
             getattr(self, name).load(state[name])
-        self._news = state["news"]
-        self._stop_if_without_gain()  # by the config of now: a resumed run may be given more
+        self._news, self._stopped_by = state["news"], state["stopped_by"]
+        # By the config of now: a resumed run may be given more.
+        self._stop_if_without_gain()
+        self._stop_if_a_guard_did()
 
     def _stop_if_without_gain(self) -> None:
         stop = self.early_stop
@@ -85,3 +90,16 @@ class Watch:
                 f"{stop.without_gain} evaluations without a gain; best: step {stop.best_step} "
                 f"({stop.best:.3f}){kept}"
             )
+
+    def _stop_if_a_guard_did(self) -> None:
+        if self._stopped_by is None:
+            return
+        guard, side, figure = self._stopped_by
+        threshold = getattr(self.guards.config, guard)
+        if threshold is None or not CROSSED[side](figure, threshold):
+            self._stopped_by = None
+            return
+        self.stop = (
+            f"guard {guard}: {figure:.3g} {side} {threshold:g}; to go on nevertheless, --resume "
+            f"with guards.{guard} null"
+        )

@@ -8,8 +8,9 @@ import pytest
 from conftest import write_jsonl
 from grpo_engine.checkpoint import list_checkpoints
 from grpo_engine.cli import main
-from grpo_engine.config import LoraConfig
+from grpo_engine.config import LoraConfig, RunConfig
 from grpo_engine.errors import UserError
+from grpo_engine.guards import Alarm, Guards
 from grpo_engine.parsing import dump_config
 from grpo_engine.sample_config import RewardConfig
 from grpo_engine.trainer import Trainer
@@ -119,6 +120,49 @@ def test_a_run_that_a_guard_stops_is_evaluated_at_its_end(scripted, monkeypatch)
     monkeypatch.setattr(trainer.watch, "observe", stops)
     assert trainer.run().step == 3
     assert [line.get("eval_reward") for line in metrics_of(config)] == [0.1, None, None, 0.5]
+
+
+def stop_at_3(guards: Guards, metrics: dict) -> list[Alarm]:
+    if metrics["step"] != 3:
+        return []
+    causes = (("learning rate", "train.lr 0.1"),)
+    return [Alarm(3, "kl_early_stop", "KL", 6.2, ">", 5.0, causes, False, "stop")]
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["saved", "killed before the last save"])
+def test_a_run_that_a_guard_stopped_stays_so_until_that_guard_lets_it(
+    scripted, monkeypatch, capsys, killed
+):
+    monkeypatch.setattr(Guards, "observe", stop_at_3)
+
+    def make(threshold: float | None, **train: int) -> RunConfig:
+        return scripted(
+            guards={"kl_early_stop": threshold},
+            train={"checkpoint_every": 2} | train,
+            early_stop={"evaluations": None},
+        )
+
+    trainer = Trainer(make(5.0))
+    if killed:
+
+        def kill(_: dict) -> None:
+            if trainer.watch.stop:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(trainer, "_rescue", lambda _: None)
+        monkeypatch.setattr(trainer.display, "step", kill)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run()
+    else:
+        assert trainer.run().step == 3
+    capsys.readouterr()
+    for config, said in (
+        (make(5.0), "3 of 6 left: guard kl_early_stop: 6.2 > 5; to go on"),
+        (make(6.0, steps=7), "4 of 7 left: guard kl_early_stop: 6.2 > 6; to go"),
+    ):
+        assert Trainer(config, resume=True).run().step == 3
+        assert said in capsys.readouterr().out
+    assert Trainer(make(6.3 if killed else None), resume=True).run().step == 6
 
 
 def test_regression_set_is_evaluated_and_its_fall_is_a_guard(scripted, capsys):
