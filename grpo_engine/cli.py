@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from .commands.common import fail
 from .errors import UserError
+from .output import sturdy_output
 
 USAGE = """usage: grpo COMMAND ...
 
@@ -24,7 +25,11 @@ COMMANDS = "train doctor sample eval rescore export bench".split()
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns 0, 1 for a fault of this program, 2 for one the user can mend, 3 for
     a run that ended before its last step, or 128 + the number of the signal that stopped it."""
-    args = list(sys.argv[1:] if argv is None else argv)
+    with sturdy_output():
+        return _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def _main(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if args else 2

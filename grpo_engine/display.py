@@ -1,9 +1,11 @@
 """What a person sees while it runs: one live line on a terminal, plain lines elsewhere."""
 
+import sys
 import time
 from typing import Any
 
 from .errors import require
+from .output import Output
 
 PLAIN_LINES = 20
 
@@ -14,12 +16,13 @@ class Display:
     def __init__(self, first_step: int, steps: int) -> None:
         console = require("rich.console", "train", "the progress display")
         progress = require("rich.progress", "train", "the progress display")
-        self.console = console.Console(highlight=False)
+        self.console = console.Console(file=Output(sys.stdout), highlight=False)
         self.first_step, self.steps = first_step, steps
         self.started = time.monotonic()
         self._live = None
         self._last = ""  # what the last step showed
-        if self.console.is_terminal:
+        # Not by rich's is_terminal: FORCE_COLOR makes one of a log file.
+        if self.console.file.isatty() and not self.console.is_dumb_terminal:
             self._live = progress.Progress(
                 progress.TextColumn("[bold]step {task.completed:.0f}/{task.total:.0f}"),
                 progress.BarColumn(bar_width=20),

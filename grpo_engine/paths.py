@@ -11,7 +11,7 @@ def expand_home(settings: Any, section: str, *names: str) -> None:
     """Puts the home folder for a ~ at the beginning of paths of a frozen dataclass."""
     for name in names:
         path = getattr(settings, name)
-        if isinstance(path, str) and path.startswith("~"):
+        if path is not None:
             object.__setattr__(settings, name, _expanded(path, f"{section}.{name}"))
 
 
@@ -21,6 +21,12 @@ def path_of(text: str) -> Path:
 
 
 def _expanded(path: str, where: str) -> str:
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{where}: {path!a} can be no path here ({error.reason}): set LC_ALL=C.UTF-8"
+        ) from error
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):
         raise UserError(f"{where}: no home folder is known for {path}; write the whole path")

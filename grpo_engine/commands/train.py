@@ -2,8 +2,10 @@
 
 import os
 import shlex
+import shutil
 import signal
 import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 from ..disk import DiskError
@@ -72,11 +74,13 @@ def _report(error: Exception, ledger: "Ledger", began: bool) -> int:
 
 def _program() -> str:
     """How this program was called, so that the printed command can be typed."""
-    return os.path.relpath(sys.argv[0]) if os.sep in sys.argv[0] else "grpo"
+    found = os.path.basename(sys.argv[0]) != "grpo" or shutil.which("grpo") == sys.argv[0]
+    return "grpo" if found else shlex.quote(sys.argv[0])
 
 
 def _example(prompt: "str | Messages") -> str:
     """The beginning of a prompt of the data as arguments of `grpo sample`."""
-    if isinstance(prompt, str):
-        return shlex.quote(prompt[:60])
-    return f"--chat {shlex.quote(prompt[-1]['content'][:60])}"
+    chat = "" if isinstance(prompt, str) else "--chat "
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    words = textwrap.shorten(text[:200], 60, placeholder="")
+    return chat + shlex.quote(words or text[:60])
