@@ -1,6 +1,7 @@
 """The run as frozen dataclasses. Every default says where it comes from; checks need no model."""
 
 import dataclasses
+import json
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -181,6 +182,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _check_numbers(self)
+        _check_json(self.to_dict(), "")
         if not self.rewards:
             raise UserError("rewards is empty: name one, as in rewards: [{function: math}]")
         if self.data.regression_path is not None and self.data.eval_path is None:
@@ -205,7 +207,7 @@ class RunConfig:
     @property
     def out(self) -> Path:
         """The run folder."""
-        return Path(self.train.out).expanduser()
+        return Path(self.train.out)
 
     @property
     def lr(self) -> float:
@@ -217,6 +219,26 @@ class RunConfig:
     def to_dict(self) -> dict:
         """Plain values, as they lie in config.yaml."""
         return dataclasses.asdict(self)
+
+
+def _check_json(value: Any, key: str) -> None:
+    """A checkpoint, which is JSON, must hold the config: a resume compares with it."""
+    if type(value) in (str, int, float, bool, type(None)):
+        return
+    if not isinstance(value, dict | list | tuple):
+        raise UserError(
+            f"{key} is a {type(value).__name__}, which a checkpoint can't hold: give texts, "
+            "numbers, lists or mappings"
+        )
+    items = value if isinstance(value, dict) else dict(enumerate(value))
+    for name, inner in items.items():
+        _check_json(inner, f"{key}.{name}".strip("."))
+    try:
+        alike = len(json.loads(json.dumps(dict.fromkeys(items)))) < len(items)
+    except TypeError:
+        alike = True
+    if alike:
+        raise UserError(f"{key}: its keys, {list(items)}, are no texts, or not apart as texts")
 
 
 AT_LEAST_ONE = (

@@ -1,5 +1,6 @@
 """What must hold before a run goes on: the same config, the same data, the same policy."""
 
+import json
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
@@ -27,7 +28,10 @@ PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # nats, across ma
 
 def check_same_config(stored: dict[str, Any], given: dict[str, Any]) -> None:
     """Raises UserError naming the keys in which a resumed run would differ."""
-    stored, given = _flat(stored), _flat(given)
+    # Both as JSON, which has texts alone as keys and no tuples; a NaN would not equal itself.
+    stored, given = (
+        _flat(json.loads(json.dumps(values), parse_constant=str)) for values in (stored, given)
+    )
     changed = [
         key
         for key in sorted(stored.keys() | given.keys())

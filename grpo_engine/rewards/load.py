@@ -198,7 +198,8 @@ def _version(source: str, config: RewardConfig) -> str:
 def _worth(settings: Any) -> str:
     """What of the settings bears on the numbers; not where and how long functions may run."""
     values = {n: v for n, v in dataclasses.asdict(settings).items() if n not in RUNNING}
-    return json.dumps(values, sort_keys=True, default=str)
+    # Twice: keys of several types are sorted as the texts that JSON makes of them.
+    return json.dumps(json.loads(json.dumps(values, default=str)), sort_keys=True)
 
 
 def _source(function: Callable) -> str:
