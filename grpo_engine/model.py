@@ -54,7 +54,6 @@ def load_policy(
     tokenizer = load_tokenizer(config)
     all_weights_from = str(resume) if resume is not None and lora is None else config.path
     base = load_causal_lm(config, all_weights_from, device)
-    check_model(base, tokenizer)
     model = base if lora is None else attach_lora(base, config, lora, resume, needs_reference)
     reference = None
     if needs_reference:

@@ -1,5 +1,7 @@
 """Checks in float32: erratic weights in bfloat16 are served, and stay what they were."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -7,8 +9,10 @@ from torch import nn
 from conftest import make_model, make_tokenizer, save_model_folder
 from erratic import RARE, erratic_model
 from grpo_engine import GroupSampler, SamplingParams
+from grpo_engine.cli import main
 from grpo_engine.config import LoraConfig, ModelConfig
 from grpo_engine.exact import in_float32
+from grpo_engine.export import open_run
 from grpo_engine.forward import decoder_hidden
 from grpo_engine.model import load_policy
 from grpo_engine.packed import completion_logprobs
@@ -84,7 +88,7 @@ def test_quantised_linears_are_read_back_for_a_while(tmp_path, base):
     assert torch.equal(hidden(causal, RARE), own)
 
 
-def test_a_run_with_the_default_dtype_trains_an_erratic_model(tmp_path):
+def test_a_run_with_the_default_dtype_trains_an_erratic_model(tmp_path, capsys):
     folder = save_model_folder(tmp_path / "model")
     erratic_model().save_pretrained(folder)
     config = tiny_config(
@@ -94,3 +98,10 @@ def test_a_run_with_the_default_dtype_trains_an_erratic_model(tmp_path):
     first, second = metrics_of(config)
     assert first["ratio_mean"] == 1.0 and first["kl"] == 0.0 and first["grad_norm"] > 0
     assert second["ratio_mean"] == 1.0 and 0 < second["kl"] < 0.5
+    capsys.readouterr()
+    assert main(["sample", config.train.out, "say abc", "-n", "2"]) == 0
+    said = capsys.readouterr().out
+    _, policy = open_run(Path(config.train.out))
+    sampler = GroupSampler(policy.model, policy.tokenizer)
+    for rollout in sampler.generate(["say abc"], 2, SamplingParams(max_tokens=6, seed=0))[0]:
+        assert policy.tokenizer.decode(rollout.completion_ids, skip_special_tokens=True) in said
