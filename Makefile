@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PEERS := $(VENV)/.peers
 SOURCES := $(wildcard csrc/*.* csrc/*/*.*)
 
-.PHONY: quickstart test test-all cubins bench lint clean
+.PHONY: quickstart test test-all real cubins bench lint clean
 
 quickstart: $(INSTALLED)
 	rm -rf runs/quickstart
@@ -20,6 +20,10 @@ test: $(INSTALLED) lint
 # Also the proof against TRL and Liger-Kernel themselves.
 test-all: test $(PEERS)
 	$(BIN)/python -m pytest -n 2 tests/peers
+
+# A real model through every command and the library, in bfloat16 and float32: MODEL=FOLDER.
+real: $(INSTALLED)
+	$(BIN)/python tests/real/check.py "$(MODEL)"
 
 # Every Triton kernel, compiled for sm_80 ... sm_120 without a GPU; fails on a spilled register.
 cubins: $(INSTALLED)
