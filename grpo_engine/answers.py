@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, nan, sqrt
+from math import comb, isnan, nan, sqrt
+from typing import Any
 
 import numpy as np
 
@@ -25,43 +26,49 @@ class Answers:
     scores: Scores
     rewards: list[float | None]
     """None: no reward applied, or its call failed"""
+    decided: list[float | None]
+    """what says whether an answer is right; None: nothing does, or it has no reward"""
 
-    @property
-    def mean(self) -> float:
-        """Over the answers that have a reward; NaN if none has."""
-        given = [reward for reward in self.rewards if reward is not None]
-        return sum(given) / len(given) if given else nan
+    def right(self, correct_at: float, cut_counts: bool) -> list[bool | None]:
+        """Whether each answer is right, from `correct_at` on; None: nothing says so.
 
-    def by_task(self) -> list[list[float]]:
-        """[P] the rewards of each task, those that there are."""
-        spans = range(0, len(self.rewards), self.samples)
+        cut_counts: one that was cut before its end may be right as well.
+        """
         return [
-            [r for r in self.rewards[first : first + self.samples] if r is not None]
-            for first in spans
+            None if number is None else number >= correct_at and (cut_counts or not rollout.cut)
+            for number, rollout in zip(self.decided, self.rollouts, strict=True)
         ]
+
+    def by_task(self, values: Sequence[Any]) -> list[list[Any]]:
+        """[P] the values [S] of each task, those that are not None; not the tasks without any."""
+        spans = range(0, len(values), self.samples)
+        tasks = [[x for x in values[a : a + self.samples] if x is not None] for a in spans]
+        return [task for task in tasks if task]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Figures of a set of answers; NaN where no answer has a reward."""
+    """Figures of a set of answers; NaN where no answer has what they are means of."""
 
     reward: float
     """mean over the tasks of their mean reward"""
     reward_error: float | None
     """its standard error over the tasks; None for fewer than two"""
     pass_rate: float
-    """mean over the tasks of the share of right answers"""
+    """mean over the tasks of the share of right answers among those that could be judged"""
     pass_error: float | None
     pass_at: dict[int, float]
-    """pass@k by k, over the tasks with at least k scored answers"""
+    """pass@k by k, over the tasks with at least k judged answers"""
     components: dict[str, float]
     """mean of each over the answers that it applies to"""
     tasks: int
+    scored_tasks: int
+    """those with an answer that has a reward, over which the means are"""
     answers: int
     unscored: int
     """answers without a reward"""
-    truncated: float
-    """share cut by max_tokens or the context"""
+    truncated: int
+    """answers cut by max_tokens or the context"""
 
 
 def answer_tasks(
@@ -85,26 +92,26 @@ def answer_tasks(
     texts, scores = score_answers(scorer, source, chosen, prompts, groups, step)
     rollouts = [rollout for group in groups for rollout in group]
     lengths = [len(r.completion_ids) for r in rollouts]
-    rewards = scores.rewards(lengths, scorer.scoring.floor)
-    return Answers(chosen, samples, rollouts, texts, scores, rewards)
+    floor = scorer.scoring.floor
+    rewards = scores.rewards(lengths, floor)
+    numbers = scores.prepared(lengths).decided(scores.decider, floor).tolist()
+    decided = [
+        None if reward is None or isnan(number) else number
+        for reward, number in zip(rewards, numbers, strict=True)
+    ]
+    return Answers(chosen, samples, rollouts, texts, scores, rewards, decided)
 
 
-def summarize(answers: Answers, correct_at: float) -> Summary:
-    """correct_at: the reward from which on an answer is right."""
-    tasks = [rewards for rewards in answers.by_task() if rewards]
-    right = [sum(r >= correct_at for r in rewards) for rewards in tasks]
-    means = [sum(rewards) / len(rewards) for rewards in tasks]
-    shares = [c / len(rewards) for c, rewards in zip(right, tasks, strict=True)]
+def summarize(answers: Answers, correct_at: float, cut_counts: bool) -> Summary:
+    """correct_at, cut_counts: see `Answers.right`."""
+    means = [_mean(rewards) for rewards in answers.by_task(answers.rewards)]
+    right = answers.by_task(answers.right(correct_at, cut_counts))
+    shares = [_mean(task) for task in right]
     pass_at = {}
     for k in _powers_of_two(answers.samples):
-        enough = [
-            pass_at_k(len(rewards), c, k)
-            for c, rewards in zip(right, tasks, strict=True)
-            if len(rewards) >= k
-        ]
+        enough = [pass_at_k(len(task), sum(task), k) for task in right if len(task) >= k]
         if enough:
-            pass_at[k] = sum(enough) / len(enough)
-    cut = sum(r.finish_reason in ("length", "budget") for r in answers.rollouts)
+            pass_at[k] = _mean(enough)
     return Summary(
         reward=_mean(means),
         reward_error=standard_error(means),
@@ -116,9 +123,10 @@ def summarize(answers: Answers, correct_at: float) -> Summary:
             for name, column in answers.scores.components.items()
         },
         tasks=len(answers.tasks),
+        scored_tasks=len(means),
         answers=len(answers.rewards),
         unscored=answers.rewards.count(None),
-        truncated=cut / len(answers.rollouts) if answers.rollouts else nan,
+        truncated=sum(rollout.cut for rollout in answers.rollouts),
     )
 
 

@@ -16,7 +16,7 @@ from .groups.preprocess import PercentileWindow
 from .groups.rules import Rules
 from .groups.states import BUDGET, TRUNCATED
 from .ledger import Ledger
-from .parts import Parts
+from .parts import Parts, check_decider
 from .prompts import decode_all
 from .rollout import Rollout, SamplingParams
 from .rollout_table import Asked
@@ -37,7 +37,7 @@ class Collector:
         stream = TaskStream(len(self.train.tasks), seed)
         self.prompts = PromptDraw(len(self.train.tasks), seed, curriculum, self.rates, stream)
         self.window = PercentileWindow(config.scoring.clip_window)
-        self.old = Replay(config.replay, config.groups.correct_at)
+        self.old = Replay(config.replay)
         self._pending: tuple[int, list[Draw], Batch, PercentileWindow] | None = None
 
     def collect(self, step: int, ledger: Ledger, clock: Clock, progress: Progress) -> Batch:
@@ -65,6 +65,7 @@ class Collector:
             window = self.window.copy()
             discarded = self._discarded(without_signal) if without_signal else None
             batch = make_batch(Samples.join(parts), self.rules, window, discarded)
+        check_decider(self.config, self.parts.scorer)  # it may have returned parts
         self._pending = step, draws, batch, window
         with clock("record"):
             ids = [r.completion_ids for r in batch.rollouts]
@@ -80,17 +81,16 @@ class Collector:
         step, draws, batch, self.window = self._pending
         self._pending = None
         self.prompts.commit(step, draws)
-        rewards, valid = batch.rewards.tolist(), batch.valid & ~batch.anchors
-        offsets = batch.cu_groups.tolist()
+        offsets, correct_at = batch.cu_groups.tolist(), self.config.groups.correct_at
         for g, origin in enumerate(batch.origins):
             span = range(offsets[g], offsets[g + 1])
-            counted = [rewards[i] for i in span if valid[i]]
-            cause = _failure(batch, span, counted, g, self.config.groups.correct_at)
-            self.rates.update(origin.task, counted, self.config.groups.correct_at, cause)
+            decided = batch.decided_of(span)
+            cause = _failure(batch, span, decided, g, correct_at)
+            self.rates.update(origin.task, decided, correct_at, cause)
 
     def retire(self, batch: Batch) -> None:
         """The batch is used up: from now on its samples are old ones."""
-        self.old.add(_old_samples(batch))
+        self.old.add(_old_samples(batch, self.config.groups.correct_at))
 
     def difficulty(self) -> dict[str, Any]:
         """Tasks by band, and by why their last group failed that did."""
@@ -119,9 +119,12 @@ class Collector:
         groups = [[_as_rollout(sample)] for sample in stale]
         _, scores = score_answers(self.parts.scorer, self.train, tasks, prompts, groups, step)
         lengths = [len(sample.completion_ids) for sample in stale]
-        rewards = scores.rewards(lengths, self.config.scoring.floor)
-        for sample, reward in zip(stale, rewards, strict=True):
-            self.old.rescored(sample, reward, version)
+        floor = self.config.scoring.floor
+        rewards = scores.rewards(lengths, floor)
+        decided = scores.prepared(lengths).decided(scores.decider, floor)
+        for sample, reward, number in zip(stale, rewards, decided, strict=True):
+            right = bool(number >= self.config.groups.correct_at)
+            self.old.rescored(sample, reward, right, version)
 
     def _asked(self, batch: Batch) -> list[Asked]:
         decode, train = self.parts.policy.tokenizer.decode, self.train
@@ -165,7 +168,7 @@ class Collector:
         self.old.load(state["old"])
 
 
-def _old_samples(batch: Batch) -> list[OldSample]:
+def _old_samples(batch: Batch, correct_at: float) -> list[OldSample]:
     """What may serve again: whole samples that were in the loss."""
     group = batch.group_of_sample().tolist()
     return [
@@ -175,6 +178,7 @@ def _old_samples(batch: Batch) -> list[OldSample]:
             r.completion_ids,
             r.params.temperature,
             float(batch.rewards[i]),
+            bool(batch.decided[i] >= correct_at),
             r.policy_version,
             str(batch.fingerprint["reward_version"]),
         )
@@ -191,10 +195,10 @@ def _as_rollout(sample: OldSample) -> Rollout:
 
 
 def _failure(
-    batch: Batch, span: range, rewards: list[float], group: int, correct_at: float
+    batch: Batch, span: range, decided: list[float], group: int, correct_at: float
 ) -> str | None:
     """Why a group has no right answer; None if it has one."""
-    if any(reward >= correct_at for reward in rewards):
+    if any(number >= correct_at for number in decided):
         return None
     if all(batch.states[i] in (TRUNCATED, BUDGET) for i in span if not batch.anchors[i]):
         return TRUNCATED

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from math import isnan
 from typing import Any
 
 from .errors import require
@@ -53,9 +54,12 @@ class Display:
     def step(self, metrics: dict[str, Any]) -> None:
         """Shows the metrics of a step."""
         step = metrics["step"]
+        scored, samples = metrics["scored"], metrics["samples"]
         text = (
-            f"reward {metrics['reward']:.3f}  std {metrics['reward_std']:.3f}  "
-            f"kl {metrics['kl']:.4f}  {metrics['tokens_per_s_sample']:,.0f} tok/s"
+            f"reward {_figure(metrics['reward'], 3)}"
+            + (f" of {scored}/{samples}" if scored < samples else "")
+            + f"  right {_figure(metrics['right'], 3)}  std {_figure(metrics['reward_std'], 3)}  "
+            f"kl {_figure(metrics['kl'], 4)}  {metrics['tokens_per_s_sample']:,.0f} tok/s"
         )
         if self._live is not None:
             self._last = text
@@ -68,3 +72,7 @@ class Display:
         seconds = (time.monotonic() - self.started) / done * (self.steps - step)
         minutes, seconds = divmod(round(seconds), 60)
         return f"{minutes}:{seconds:02d}"
+
+
+def _figure(value: float, digits: int) -> str:
+    return "-" if isnan(value) else f"{value:.{digits}f}"

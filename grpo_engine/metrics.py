@@ -29,10 +29,12 @@ def step_metrics(
     micros: MicroBatches,
     learned: dict[str, Any],
     clock: Clock,
+    correct_at: float,
     task_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """What the samples were, what was learned from them (`learned`), and how fast it went.
 
+    correct_at: from where on a sample is right, by the reward that decides.
     task_names: [P] the kind of task of each group, by which the KL is split.
     """
     lengths = batch.lengths()
@@ -41,8 +43,8 @@ def step_metrics(
     return {
         "step": step,
         "loss": learned["loss"],
-        **_rewards(batch),
-        **learned,
+        **_rewards(batch, correct_at),
+        **learned | ({} if batch.ref_logp else {"kl": NONE}),
         **_shapes(batch, lengths),
         **_states(batch),
         **_signal(batch, lengths),
@@ -53,20 +55,24 @@ def step_metrics(
     }
 
 
-def _rewards(batch: Batch) -> dict[str, Any]:
+def _rewards(batch: Batch, correct_at: float) -> dict[str, Any]:
     counted = batch.valid & ~batch.anchors
+    decided = batch.decided_of(range(len(batch.rollouts)))
+    given = {n: [x for x in c if x is not None] for n, c in batch.components.items()}
     group = batch.group_of_sample()[counted].tolist()
     rewards = batch.rewards[counted].tolist()
     bands = [batch.origins[g].band or "medium" for g in group]
     return {
         "reward": sum(rewards) / len(rewards) if rewards else NONE,
+        "right": sum(x >= correct_at for x in decided) / len(decided) if decided else NONE,
+        "samples": int((~batch.anchors).sum()),
+        "scored": len(rewards),
+        "in_loss": int(batch.in_loss.sum()),
         "reward_std": batch.reward_std() if rewards else NONE,
         "reward_by_band": mean_by(bands, rewards, [1.0] * len(rewards)),
-        "components": {
-            name: sum(given) / len(given)
-            for name, column in batch.components.items()
-            if (given := [x for x in column if x is not None])
-        },
+        "scored_by_band": dict(Counter(bands)),
+        "components": {name: sum(x) / len(x) for name, x in given.items() if x},
+        "scored_by_component": {name: len(x) for name, x in given.items()},
     }
 
 
@@ -99,11 +105,10 @@ def _shapes(batch: Batch, lengths: Sequence[int]) -> dict[str, float]:
 
 
 def _states(batch: Batch) -> dict[str, Any]:
-    counts = Counter(batch.states)
-    samples = len(batch.states)
-    truncated = sum(r.finish_reason == "length" for r in batch.rollouts)
+    sampled = [i for i, anchor in enumerate(batch.anchors.tolist()) if not anchor]
+    counts, samples = Counter(batch.states[i] for i in sampled), len(sampled)
     return {
-        "truncated": truncated / samples,
+        "truncated": sum(batch.rollouts[i].cut for i in sampled) / samples,
         "invalid": counts[INVALID] / samples,
         "env_failed": counts[ENV_FAILED] / samples,
         "anchors": int(batch.anchors.sum()),

@@ -20,6 +20,10 @@ from .rewards.score import Scorer
 from .sampler import GroupSampler
 from .taskset import TaskSet
 
+NO_DECIDER = (
+    "no reward is named as the one that says which are right: set decides: true for it in rewards"
+)
+
 
 @dataclass
 class Parts:
@@ -68,6 +72,7 @@ def load_parts(config: RunConfig, resume: Path | None) -> Parts:
     # First what fails soonest: a typo in a reward file need not wait for a model.
     scorer = Scorer(load_rewards(config.rewards, data.answer_column), config.scoring)
     try:
+        check_decider(config, scorer)
         policy = load_policy(
             config.model, config.lora, needs_reference=_needs_reference(config), resume=resume
         )
@@ -92,6 +97,20 @@ def load_parts(config: RunConfig, resume: Path | None) -> Parts:
         scorer.close()
         raise
     return Parts(policy, train, *others, scorer, sampler)
+
+
+def check_decider(config: RunConfig, scorer: Scorer) -> None:
+    """UserError where a setting goes by right answers and no reward says which are right."""
+    if scorer.decider is not None:
+        return
+    curriculum = config.curriculum
+    for key, needs in (
+        ("curriculum.shares", curriculum.shares is not None),
+        ("curriculum.solved_share", curriculum.solved_share is not None),
+        ("replay.mode clone", config.replay.mode == "clone"),
+    ):
+        if needs:
+            raise UserError(f"{key} goes by right answers, and {NO_DECIDER}")
 
 
 def _needs_reference(config: RunConfig) -> bool:

@@ -48,8 +48,13 @@ class Rollout:
     logp_processed: Tensor
     """[len] f32; of the distribution it was drawn from"""
     finish_reason: str
-    """stop | length | error"""
+    """stop | length | budget | error"""
     group: int
     sample: int
     params: SamplingParams
     policy_version: int
+
+    @property
+    def cut(self) -> bool:
+        """Whether it ended before it was whole: by max_tokens, the context or a budget."""
+        return self.finish_reason in ("length", "budget")

@@ -31,6 +31,10 @@ class ComponentConfig:
     """a hard gate: below this the total is scoring.floor, whatever else was earned"""
     valid_from: float | None = None
     """below this the sample is invalid: a format that it must have to count at all"""
+    decides: bool = False
+    """it says whether an answer is right: groups.correct_at and low_at are in its units, after
+    bounds and before weight and length, and a failed gate makes it scoring.floor. With none named
+    the only reward decides, or the only one of math, exact, fuzzy, python_tests, reasoning_gym"""
 
     def __post_init__(self) -> None:
         for key in fields(self):
@@ -186,7 +190,8 @@ class GroupsConfig:
 
     truncated: Literal["mask", "drop", "keep", "penalty", "downweight", "resample"] = "mask"
     """samples cut before their end: in the statistics but not in the loss (DAPO); neither; both;
-    both, with a lower reward; both, with a smaller advantage; drawn again, then as mask"""
+    both, with a lower reward; both, with a smaller advantage; drawn again, then as mask. A held-out
+    answer that was cut is right under keep alone"""
     truncated_penalty: float = 0.5
     """taken off the reward under `penalty`"""
     truncated_weight: float = 0.5
@@ -201,9 +206,10 @@ class GroupsConfig:
     env_failed_reward: float | None = None
     """the same for samples whose environment failed"""
     low_at: float = 0.0
-    """up to this reward a sample is called low, and an answer wrong; low ones stay: the contrast"""
+    """up to this number of the reward that decides a sample is called low, and an answer wrong; low
+    ones stay: the contrast"""
     correct_at: float = 1.0
-    """from this reward on an answer is right"""
+    """from this number of the reward that decides on an answer is right"""
     no_signal: Literal["skip", "keep", "resample", "downweight"] = "skip"
     """groups without signal: no advantage, and no forward if loss.beta is 0; keep those whose
     spread is only below loss.min_std; further prompts are drawn in their place; kept with a smaller
@@ -212,6 +218,11 @@ class GroupsConfig:
     """factor of the advantage under `downweight`"""
     most_extra: float = 3.0
     """further prompts under `resample`, at most so many times train.prompts_per_step"""
+
+    @property
+    def cut_counts(self) -> bool:
+        """Whether a held-out answer that was cut before its end may be right."""
+        return self.truncated == "keep"
 
     def __post_init__(self) -> None:
         for name in ("truncated_weight", "no_signal_weight"):

@@ -40,7 +40,10 @@ class State:
     evaluated: int | None = None
     """the step of the last evaluation"""
     eval_before: float | None = None
+    """held-out reward as it is compared, see `Watch.evaluated`"""
     eval_last: float | None = None
+    eval_unscored: int = 0
+    """answers without a reward in the last evaluation"""
     unwritten: dict[str, Any] | None = None
     """metrics of the last step, until they are in metrics.jsonl"""
 

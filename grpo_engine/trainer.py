@@ -15,7 +15,7 @@ from .config import RunConfig
 from .disk import DiskError, write_folder
 from .display import Display
 from .errors import Interrupted, UserError, first_line
-from .evaluate import evaluate
+from .evaluate import evaluate, evaluation_line, evaluation_metrics
 from .groups.batch import Batch, micro_batches
 from .guards import Alarm
 from .kernels.options import GRPOOptions
@@ -23,7 +23,7 @@ from .learn import MicroBatches, accumulate_gradient, score_logprobs
 from .ledger import Ledger
 from .metrics import step_metrics
 from .optim import Optimizer, learning_rate
-from .parts import load_parts, over_context
+from .parts import NO_DECIDER, load_parts, over_context
 from .replay_loss import accumulate_replay
 from .saving import Saver, State, newest_checkpoint, resumed, with_now
 from .seeds import seed_everything
@@ -76,6 +76,7 @@ class Trainer:
         if checkpoint and checkpoint.values["reward_version"] != self.parts.scorer.version:
             self.display.say("the reward functions changed since the checkpoint was written")
         self._changing = False  # weights and state disagree: not a moment to save
+        self._counted: dict[str, int] = {}  # what failed up to the last line of metrics
 
     def run(self) -> State:
         """All steps that are left, then the adapter or model in its final folder.
@@ -116,10 +117,12 @@ class Trainer:
             self._commit(batch, fresh, skipped=bool(learned["skipped"]))
             with clock("guard"):
                 tasks = self.parts.kinds(batch.origins, self.config.data.task_column)
-                metrics = step_metrics(self.state.step, batch, micros, learned, clock, tasks)
+                right = self.config.groups.correct_at
+                metrics = step_metrics(self.state.step, batch, micros, learned, clock, right, tasks)
                 alarms = self.watch.observe(metrics)
             said = {"alarms": [alarm.guard for alarm in alarms]}
             self.state.unwritten = metrics | said | {"time_ms": clock.rounded()}
+            self._count(self.state.unwritten)
             self._changing = False
         self._speak(batch, learned, alarms)
         return self.state.unwritten
@@ -237,6 +240,8 @@ class Trainer:
                 f"{int(batch.in_loss.sum())} are in the loss, of {len(batch.signal)} groups "
                 f"{int(batch.signal.sum())} carry signal"
             )
+        if self.parts.scorer.decider is None and self.state.step == self.display.first_step + 1:
+            self.display.say(f"the share of right answers is unknown: {NO_DECIDER}")
         for alarm in alarms:
             self.display.say(str(alarm))
 
@@ -257,29 +262,42 @@ class Trainer:
                     self.config,
                     state.step,
                     self.display.sampling,
-                ).mean
+                )
                 for name, source in (("reward", parts.heldout), ("regression", parts.regression))
                 if source is not None
             }
-        reward = found["reward"]
+        rewards = {name: answers.rewards for name, answers in found.items()}
         with self.signals.shield():
-            self.watch.evaluated(state.step, reward, found.get("regression"))
-            state.evaluated, state.eval_last = state.step, reward
+            compared = self.watch.evaluated(state.step, rewards)["reward"]
+            state.evaluated, state.eval_last = state.step, compared
+            state.eval_unscored = rewards["reward"].count(None)
             if state.step == 0:
-                state.eval_before = reward
+                state.eval_before = compared
             # A step that was resumed from has its line already; it gets one for the evaluation.
             line = self.state.unwritten or {"step": state.step, "time_ms": {}}
-            line |= {f"eval_{name}": value for name, value in found.items()}
+            for name, answers in found.items():
+                line |= evaluation_metrics(name, answers, self.config)
             line |= self.collector.difficulty()
+            self._count(line)
             line["time_ms"] |= clock.rounded()
             self.state.unwritten = line
             self._write_metrics()
         self.display.say(
             f"step {state.step}: "
-            + "  ".join(f"{HELD_OUT[name]} reward {value:.3f}" for name, value in found.items())
+            + "  ".join(f"{HELD_OUT[name]} reward {evaluation_line(name, line)}" for name in found)
         )
         if self.watch.early_stop.best_step == state.step and state.step > 0:
             self._save()
+
+    def _count(self, line: dict[str, Any]) -> None:
+        """Adds to a line what failed since the last one, and why the run ends, if it does."""
+        scorer = self.parts.scorer
+        totals = {"reward_failures": scorer.failed, "worker_restarts": scorer.restarts}
+        for name, total in totals.items():
+            line[name] = line.get(name, 0) + total - self._counted.get(name, 0)
+        self._counted = totals
+        if self.watch.stop is not None and self.state.step < self.config.train.steps:
+            line["stopped"] = self.watch.stop
 
     def _audit_if_due(self) -> None:
         every, step = self.config.train.audit_every, self.state.step

@@ -4,6 +4,9 @@ All of it changes in `observe` and `evaluated` alone, so a checkpoint between st
 """
 
 import dataclasses
+from collections.abc import Sequence
+from math import nan
+from statistics import fmean
 from typing import Any
 
 from .config import LR_ALL_WEIGHTS, LR_LORA, RunConfig
@@ -31,6 +34,8 @@ class Watch:
         self.stop: str | None = None
         """why the run ends before its last step"""
         self._stopped_by: tuple[str, str, float] | None = None  # guard, side, figure
+        self._floor = config.scoring.floor
+        self._lowest: dict[str, float] = {}  # reward of any held-out answer so far, by set
         self._news: dict[str, float] = {}  # of an evaluation, for the guards' next look
 
     def loss_options(self, step: int) -> GRPOOptions:
@@ -51,16 +56,27 @@ class Watch:
         self._stop_if_a_guard_did()
         return alarms
 
-    def evaluated(self, step: int, reward: float, regression: float | None) -> None:
-        """Takes the held-out reward of a step, and that of the regression set.
+    def evaluated(self, step: int, rewards: dict[str, Sequence[float | None]]) -> dict[str, float]:
+        """Takes the rewards of the answers to held-out tasks: of `reward`, and of `regression`.
 
-        Raises UserError, and has taken nothing, for a held-out reward that is not finite.
+        Returns the mean of each as it is compared with others: an answer without a reward counts as
+        the lowest that any had so far, or as scoring.floor if that is lower. So a judge that fails
+        on more answers never looks like a gain. Raises UserError, and has taken nothing, if no
+        held-out answer has a reward.
         """
-        self.early_stop.observe(step, reward)
+        lowest = {
+            name: min([self._lowest.get(name, self._floor), *_given(values)])
+            for name, values in rewards.items()
+        }
+        compared = {
+            name: fmean(lowest[name] if x is None else x for x in values) if _given(values) else nan
+            for name, values in rewards.items()
+        }
+        self.early_stop.observe(step, compared["reward"])
         self._stop_if_without_gain()
-        self._news = {"eval_reward": reward}
-        if regression is not None:
-            self._news["eval_regression"] = regression
+        self._lowest = lowest
+        self._news = {f"eval_{name}": value for name, value in compared.items()}
+        return compared
 
     def finish(self, step: int) -> list[Alarm]:
         """What the guards say to an evaluation that no step followed."""
@@ -71,13 +87,15 @@ class Watch:
     def state(self) -> dict[str, Any]:
         """Plain values from which `load` goes on."""
         parts = {name: getattr(self, name).state() for name in ("kl", "guards", "early_stop")}
-        return parts | {"news": self._news, "stopped_by": self._stopped_by}
+        news = {"news": self._news, "lowest": self._lowest, "stopped_by": self._stopped_by}
+        return parts | news
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes on from `state`."""
         for name in ("kl", "guards", "early_stop"):
             getattr(self, name).load(state[name])
-        self._news, self._stopped_by = state["news"], state["stopped_by"]
+        self._news, self._lowest = state["news"], state["lowest"]
+        self._stopped_by = state["stopped_by"]
         # By the config of now: a resumed run may be given more.
         self._stop_if_without_gain()
         self._stop_if_a_guard_did()
@@ -103,3 +121,7 @@ class Watch:
             f"guard {guard}: {figure:.3g} {side} {threshold:g}; to go on nevertheless, --resume "
             f"with guards.{guard} null"
         )
+
+
+def _given(rewards: Sequence[float | None]) -> list[float]:
+    return [reward for reward in rewards if reward is not None]

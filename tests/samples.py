@@ -55,6 +55,7 @@ def samples_of(
     count = len(plain["f"])
     components = components or plain
     scores = Scores(components, [None] * count, [None] * count)
+    scores.decider = "f" if "f" in components else None
     scores.configs = dict.fromkeys(components, PLAIN) | (configs or {})
     made = Samples(
         [Origin(task=g, row=7 * g) for g in range(len(rewards))],
@@ -65,7 +66,7 @@ def samples_of(
         [False] * count,
         [False] * count,
     )
-    for name in ("failures", "env_failures", "steps"):
+    for name in ("failures", "env_failures", "steps", "decider"):
         if name in changes:
             setattr(scores, name, changes.pop(name))
     return replace(made, **changes)

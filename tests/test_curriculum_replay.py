@@ -10,11 +10,11 @@ from grpo_engine.curriculum import OldSample, Replay, ReplayConfig
 
 
 def old(task: int, reward: float, version: int = 0, rewarded: str = "r1", token: int = 5):
-    return OldSample(task, [1, 2], [token], 0.9, reward, version, rewarded)
+    return OldSample(task, [1, 2], [token], 0.9, reward, reward >= 1.0, version, rewarded)
 
 
 def replay(mode: str, **changes) -> Replay:
-    return Replay(ReplayConfig(mode, **changes), correct_at=1.0)
+    return Replay(ReplayConfig(mode, **changes))
 
 
 def chosen(buffer: Replay, count=99, version=1, rewarded="r1", seed=0, step=1):
@@ -22,7 +22,7 @@ def chosen(buffer: Replay, count=99, version=1, rewarded="r1", seed=0, step=1):
 
 
 def test_mode_none_keeps_nothing():
-    buffer = Replay(ReplayConfig(), correct_at=1.0)
+    buffer = Replay(ReplayConfig())
     buffer.add([old(0, 1.0)])
     assert len(buffer) == 0 and chosen(buffer) == []
 
@@ -78,9 +78,9 @@ def test_clone_leaves_out_rewards_of_another_version_until_scored_again():
     buffer.add(samples)
     assert chosen(buffer, rewarded="r2") == [samples[3]]
     assert buffer.stale(1, "r2") == samples[:3]
-    buffer.rescored(samples[0], 3.0, "r2")
-    buffer.rescored(samples[1], 0.5, "r2")  # right then, wrong now
-    buffer.rescored(samples[2], None, "r2")
+    buffer.rescored(samples[0], 3.0, True, "r2")
+    buffer.rescored(samples[1], 2.5, False, "r2")  # right then, wrong now, whatever it earns
+    buffer.rescored(samples[2], None, False, "r2")
     assert chosen(buffer, rewarded="r2") == [old(0, 3.0, rewarded="r2"), samples[3]]
     assert len(buffer) == 2 and buffer.stale(1, "r2") == []
 
@@ -103,7 +103,7 @@ def test_what_is_not_in_the_buffer_cannot_be_scored_again():
     buffer.add([gone])
     buffer.add([old(0, 1.0)])
     with pytest.raises(ValueError, match="not in the buffer any more"):
-        buffer.rescored(gone, 1.0, "r2")
+        buffer.rescored(gone, 1.0, True, "r2")
 
 
 def test_choosing_changes_nothing_and_depends_on_seed_and_step():

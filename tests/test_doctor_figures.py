@@ -184,7 +184,7 @@ def made_batch(rewards, completions, finish=None, anchors=None):
         for ids, end in zip(flat, finish, strict=True)
     ]
     config = {"r": ComponentConfig()}
-    scores = Scores({"r": rewards}, [None] * count, [None] * count, configs=config)
+    scores = Scores({"r": rewards}, [None] * count, [None] * count, configs=config, decider="r")
     groups = [rollouts[i : i + 2] for i in range(0, count, 2)]
     same = [Fingerprint("", "", 0, "", "", "", 20)] * count
     anchors = anchors or [False] * count

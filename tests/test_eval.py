@@ -66,15 +66,15 @@ def answers(rewards: list[float | None], samples: int) -> Answers:
         Rollout([1], [2], none, none, "length" if i == 0 else "stop", 0, 0, params, 0)
         for i in range(count)
     ]
-    scores = Scores({"r": rewards}, [None] * count, [None] * count)
+    scores = Scores({"r": rewards}, [None] * count, [None] * count, decider="r")
     tasks = list(range(count // samples))
-    return Answers(tasks, samples, rollouts, ["x"] * count, scores, rewards)
+    return Answers(tasks, samples, rollouts, ["x"] * count, scores, rewards, rewards)
 
 
 def test_a_summary_by_hand():
     # Three tasks of four: 2 of 4 right, 1 of 3 (one has no reward), none of 4.
     rewards = [1.0, 1.0, 0.0, 0.5, 1.0, None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    found = summarize(answers(rewards, 4), correct_at=1.0)
+    found = summarize(answers(rewards, 4), correct_at=1.0, cut_counts=True)
     means = [2.5 / 4, 1 / 3, 0.0]
     assert found.reward == pytest.approx(sum(means) / 3)
     assert found.reward_error == pytest.approx(standard_error(means))
@@ -83,11 +83,19 @@ def test_a_summary_by_hand():
     assert found.pass_at == pytest.approx({1: 5 / 18, 2: (5 / 6 + 2 / 3) / 3, 4: 1 / 2})
     assert found.components == pytest.approx({"r": 3.5 / 11})
     assert (found.tasks, found.answers, found.unscored) == (3, 12, 1)
-    assert found.truncated == pytest.approx(1 / 12)
+    assert (found.scored_tasks, found.truncated) == (3, 1)
+
+
+def test_an_answer_that_was_cut_is_not_right_unless_asked():
+    given = answers([1.0, 0.0, 1.0, 1.0], 2)  # the first is cut
+    assert given.right(1.0, cut_counts=False) == [False, False, True, True]
+    assert summarize(given, 1.0, cut_counts=False).pass_rate == 0.5
+    assert summarize(given, 1.0, cut_counts=True).pass_rate == 0.75
+    assert summarize(given, 1.0, cut_counts=False).reward == 0.75
 
 
 def test_answers_without_any_reward():
-    found = summarize(answers([None, None], 1), correct_at=1.0)
+    found = summarize(answers([None, None], 1), correct_at=1.0, cut_counts=True)
     assert math.isnan(found.reward) and math.isnan(found.pass_rate)
     assert found.pass_at == {} and found.reward_error is None and found.unscored == 2
 
@@ -104,7 +112,13 @@ def run(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
         "model": {"path": str(model_folder), "dtype": "float32"},
         "lora": {"rank": 4},
         "data": {"path": str(folder / "data.jsonl"), "eval_path": str(folder / "heldout.jsonl")},
-        "rewards": [{"function": f"{folder}/my.py:digits", "isolate": False}],
+        "rewards": [
+            {
+                "function": f"{folder}/my.py:digits",
+                "isolate": False,
+                "components": {"digits": {"decides": True}},
+            }
+        ],
         "sampling": {"group_size": 4, "max_tokens": 6},
         "groups": {"truncated": "keep", "correct_at": 0.5},
         "train": {
@@ -153,7 +167,7 @@ def test_answers_and_their_figures(run, tmp_path, capsys):
         share = sum(map(str.isdigit, row["text"])) / max(1, len(row["text"]))
         short = float(len(row["text"]) < 6)
         assert row["components"] == {"digits.digits": share, "digits.short": short}
-        assert row["reward"] == share + short and row["right"] == (row["reward"] >= 0.5)
+        assert row["reward"] == share + short and row["right"] == (share >= 0.5)
     assert len({row["text"] for row in rows[:4]}) > 1
     right = [sum(row["right"] for row in rows[i : i + 4]) for i in range(0, 24, 4)]
     assert figure(out, "reward") == pytest.approx(sum(r["reward"] for r in rows) / 24, abs=1e-4)

@@ -87,7 +87,9 @@ STEPS = [[StepReward(0, 1, 1.0), StepReward(1, 2, 3.0)], [StepReward(0, 3, 5.0)]
 def with_steps(rewards=((0, 0),), weight=1.0):
     configs = {"s": ComponentConfig(weight=weight)}
     components = {"f": [float(r) for r in rewards[0]], "s": [2.0, 5.0]}
-    return samples_of(rewards, components=components, configs=configs, steps={"s": STEPS})
+    return samples_of(
+        rewards, components=components, configs=configs, steps={"s": STEPS}, decider="s"
+    )
 
 
 def test_rewards_of_steps_become_advantages_of_tokens():
@@ -105,12 +107,12 @@ def test_what_steps_earn_counts_as_reward_and_makes_a_group_worth_keeping():
     assert found.judged.states == ["valid", "valid"]
     assert found.causes == [None]  # or groups.no_signal resample would discard it
     # The means are equal, the steps are not; of a component of weight 0 they are nothing.
-    equal = samples_of([[0, 0]], components={"s": [2.0, 2.0]}, steps={"s": STEPS})
+    equal = samples_of([[0, 0]], components={"s": [2.0, 2.0]}, steps={"s": STEPS}, decider="s")
     assert judge_samples(equal, rules()).causes == [None]
     equal.scores.configs = {"s": ComponentConfig(weight=0.0)}
-    assert judge_samples(equal, rules()).causes == ["all_wrong"]
+    assert judge_samples(equal, rules()).causes == ["all_correct"]
     same = [[StepReward(0, 1, 2.0)], [StepReward(0, 3, 2.0)]]
-    alike = samples_of([[0, 0]], components={"s": [2.0, 2.0]}, steps={"s": same})
+    alike = samples_of([[0, 0]], components={"s": [2.0, 2.0]}, steps={"s": same}, decider="s")
     assert judge_samples(alike, rules()).causes == ["all_correct"]
 
 

@@ -14,12 +14,13 @@ GROUP = 4
 
 
 def cause(
-    rewards, states=None, gates=None, min_std=0.0, valid=None, ddof=0, **config
+    rewards, states=None, gates=None, min_std=0.0, valid=None, ddof=0, decided=None, **config
 ) -> str | None:
     states = states or ["valid"] * len(rewards)
     invalid = [s in ("invalid", "env_failed") for s in states]
     (found,) = signal_causes(
         np.array(rewards, float),
+        np.array(rewards if decided is None else decided, float),
         np.array(valid) if valid else ~np.array(invalid),
         states,
         gates or [None] * len(rewards),

@@ -22,10 +22,12 @@ def of(ids=(3, 4), finish="stop") -> Rollout:
 
 def judged(*rollouts, totals=None, texts=None, failures=None, env=None, refused=None, **config):
     nothing = [None] * len(rollouts)
+    totals = np.array(totals or [1.0] * len(rollouts))
     return judge(
         rollouts,
         texts or ["t"] * len(rollouts),
-        np.array(totals or [1.0] * len(rollouts)),
+        totals,
+        totals,
         failures or nothing,
         env or nothing,
         refused or nothing,

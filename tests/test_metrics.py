@@ -14,7 +14,8 @@ from samples import batch_of, rollout
 
 
 def line(batch: Batch, micros=(), learned=None, clock=None, tasks=None) -> dict:
-    return step_metrics(7, batch, micros, learned or {"loss": 0.5}, clock or Clock(), tasks)
+    learned = learned or {"loss": 0.5, "kl": 0.0}
+    return step_metrics(7, batch, micros, learned, clock or Clock(), 1.0, tasks)
 
 
 def test_rewards_by_band_and_component():
@@ -24,6 +25,7 @@ def test_rewards_by_band_and_component():
         components={"a": [1.0, 0.0, 3.0, 1.0, None, 0.0], "b": [None] * 6, "c": [2.0] + [None] * 5},
         configs={"c": ComponentConfig(weight=0.0)},
         origins=origins,
+        decider="a",
     )
     found = line(batch)
     assert found["step"] == 7 and found["loss"] == 0.5 and found["policy_version"] == 3
@@ -31,6 +33,9 @@ def test_rewards_by_band_and_component():
     assert found["reward_std"] == pytest.approx((0.5 + 1.0 + 0.0) / 3)
     assert found["reward_by_band"] == {"easy": 0.5, "hard": 0.0, "medium": 2.0}
     assert found["components"] == {"a": 1.0, "c": 2.0}
+    assert found["scored_by_component"] == {"a": 5, "b": 0, "c": 1}
+    assert found["scored_by_band"] == {"easy": 2, "medium": 2, "hard": 1}
+    assert (found["samples"], found["scored"], found["in_loss"]) == (6, 5, 5)
     assert found["invalid"] == 1 / 6 and found["env_failed"] == 0.0
     assert found["states"] == {"valid": 3, "low": 2, "invalid": 1}
 
@@ -48,7 +53,8 @@ def test_anchors_are_counted_apart():
     anchors = [False, False, True, False, False]
     batch = batch_of([[1, 1, 0], [1, 1]], anchors=anchors, lengths=[[2, 6, 50], [3, 5]])
     found = line(batch)
-    assert (found["anchors"], found["reward"]) == (1, 1.0)
+    assert (found["anchors"], found["reward"], found["samples"]) == (1, 1.0, 4)
+    assert found["states"] == {"valid": 4}
     assert found["completion_length"] == 4.0  # (2 + 6 + 3 + 5) / 4
     assert found["group_size"] == found["effective_group_size"] == 2.0
     assert (found["tokens_sampled"], found["tokens_per_signal_group"]) == (16, 16.0)
@@ -128,3 +134,25 @@ def test_discarded_groups_are_in_the_figures_of_what_was_sampled():
     batch = batch_of([[1, 1], [1, 0]])
     batch.discarded = torch.tensor([True, False])
     assert line(batch)["reward"] == 0.75
+
+
+def test_right_goes_by_the_reward_that_decides():
+    format_pays = {"f": [1.0, 0.0, 0.0, None], "form": [1.0, 1.0, 1.0, 1.0]}
+    batch = batch_of([[2, 1], [1, 1]], components=format_pays)
+    found = line(batch)
+    assert found["reward"] == 1.25 and found["right"] == pytest.approx(1 / 3)
+    assert math.isnan(line(batch_of([[2, 1]], components={"form": [1.0, 1.0]}))["right"])
+
+
+def test_a_kl_without_a_reference_is_no_figure():
+    batch = batch_of([[1, 0]])
+    assert math.isnan(line(batch)["kl"])
+    batch.ref_logp = {0: torch.zeros(2)}
+    assert line(batch)["kl"] == 0.0
+
+
+def test_cut_by_the_context_or_a_budget_is_cut_and_anchors_are_not_sampled():
+    finish = [["length", "budget", "stop", "stop"], ["stop", "stop"]]
+    anchors = [False, False, False, True, False, False]
+    found = line(batch_of([[1, 0, 1, 0], [1, 0]], finish=finish, anchors=anchors))
+    assert found["truncated"] == 2 / 5

@@ -91,7 +91,7 @@ def test_a_run_that_stopped_early_stays_so_when_resumed(scripted, capsys):
 def test_best_that_was_the_model_before_has_no_checkpoint(scripted):
     watch = Watch(scripted(early_stop={"evaluations": 3}))
     for step, reward in enumerate([0.9, 0.0, 0.0, *[0.5] * 3, *[0.4] * 9]):
-        watch.evaluated(step, reward, None)
+        watch.evaluated(step, {"reward": [reward]})
     assert watch.stop.endswith("best: step 0 (0.900): the model as it was")
 
 
@@ -171,7 +171,8 @@ def test_regression_set_is_evaluated_and_its_fall_is_a_guard(scripted, capsys):
     lines = metrics_of(config)
     assert [line.get("eval_regression") for line in lines] == [0.8, 0.75, 0.72, 0.6, 0.6]
     out = capsys.readouterr().out
-    assert "step 3: held-out reward 0.500  regression reward 0.600" in out
+    held_out = "held-out reward 0.500, right 0.000, of 1 answers 1 were cut"
+    assert f"step 3: {held_out}  regression reward 0.600" in out
     assert "guard regression_fall" in out and "train.lr" in out
     # Falls of 0.05 and 0.08 are none; 0.2, seen after step 3, is said with step 4.
     said = ["regression_fall" in line.get("alarms", []) for line in lines[1:]]

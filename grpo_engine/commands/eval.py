@@ -51,11 +51,11 @@ def run(args: list[str]) -> int:
         f"{given.run}, {weights}, {path}: {len(answers.tasks)} tasks, {given.samples} answers each "
         f"at temperature {params.temperature:g}"
     )
-    correct_at = config.groups.correct_at
-    for line in _lines(answers, summarize(answers, correct_at), correct_at):
+    right = config.groups.correct_at, given.cut_counts or config.groups.cut_counts
+    for line in _lines(answers, summarize(answers, *right), *right):
         print(line)
     if given.out is not None:
-        rows = _rows(answers, source, correct_at)
+        rows = _rows(answers, source, answers.right(*right))
         given.out.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
         print(f"answers: {given.out}")
     return 0
@@ -79,6 +79,12 @@ def _parser() -> argparse.ArgumentParser:
         type=not_negative,
         help="default: 0, greedy, for one answer a task; for more that of the run's sampling (of a "
         "mixture the first)",
+    )
+    parser.add_argument(
+        "--cut-counts",
+        action="store_true",
+        help="an answer that was cut before its end may be right; it is not, unless the run has "
+        "groups.truncated keep",
     )
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--out", type=path_of, help="a JSONL file for the answers; overwritten")
@@ -113,15 +119,28 @@ def _policy(config: "RunConfig", given: argparse.Namespace) -> "tuple[Policy, in
     return policy, int(saved[-1].name.removeprefix("step-")) if saved else config.train.steps
 
 
-def _lines(answers: "Answers", found: "Summary", correct_at: float) -> Iterator[str]:
+def _lines(
+    answers: "Answers", found: "Summary", correct_at: float, cut_counts: bool
+) -> Iterator[str]:
+    from ..parts import NO_DECIDER
+
     yield f"reward      {found.reward:.4f}{_error(found.reward_error)}"
-    yield f"pass rate   {found.pass_rate:.4f}{_error(found.pass_error)}  (reward >= {correct_at:g})"
+    if answers.scores.decider is None:
+        yield f"pass rate   unknown: {NO_DECIDER}"
+    else:
+        cut = "" if cut_counts else ", and not cut"
+        right = f"(right: {answers.scores.decider} >= {correct_at:g}{cut})"
+        yield f"pass rate   {found.pass_rate:.4f}{_error(found.pass_error)}  {right}"
+    if found.reward_error is not None:
+        yield f"+-          standard error over {found.scored_tasks} tasks"
     if answers.samples > 1:
         rates = "  ".join(f"@{k} {rate:.4f}" for k, rate in found.pass_at.items())
-        yield f"pass        {rates or 'no task has a scored answer'}"
+        yield f"pass        {rates or 'no answer could be judged'}"
     for name, mean in found.components.items():
-        yield f"component   {name} {mean:.4f}"
-    yield f"truncated   {found.truncated:.4f}"
+        given = sum(x is not None for x in answers.scores.components[name])
+        over = "" if given == found.answers else f"  (of {given} answers)"
+        yield f"component   {name} {mean:.4f}{over}"
+    yield f"truncated   {found.truncated} of {found.answers} answers"
     if found.unscored:
         failures = (*answers.scores.failures, *answers.scores.env_failures)
         cause = next((c for c in failures if c is not None), "no reward applies")
@@ -132,7 +151,9 @@ def _error(error: float | None) -> str:
     return "" if error is None else f" +- {error:.4f}"
 
 
-def _rows(answers: "Answers", source: "TaskSet", correct_at: float) -> Iterator[dict[str, Any]]:
+def _rows(
+    answers: "Answers", source: "TaskSet", right: list[bool | None]
+) -> Iterator[dict[str, Any]]:
     scores = answers.scores
     for i, (rollout, reward) in enumerate(zip(answers.rollouts, answers.rewards, strict=True)):
         task = answers.tasks[i // answers.samples]
@@ -142,7 +163,7 @@ def _rows(answers: "Answers", source: "TaskSet", correct_at: float) -> Iterator[
             "prompt": source.prompt(task),
             "text": answers.texts[i],
             "reward": reward,
-            "right": reward is not None and reward >= correct_at,
+            "right": right[i],
             "components": {name: column[i] for name, column in scores.components.items()},
             "failure": scores.failures[i] or scores.env_failures[i],
             "finish_reason": rollout.finish_reason,

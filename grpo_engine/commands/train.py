@@ -15,6 +15,7 @@ from .common import fail, quiet
 if TYPE_CHECKING:
     from ..data import Messages
     from ..ledger import Ledger
+    from ..saving import State
 
 STOPPED_EARLY = 3
 
@@ -49,7 +50,7 @@ def run(args: list[str]) -> int:
         return _report(error, Ledger(out), began=trainer is not None)
     weights = out / config.weights_name
     if state.eval_before is not None and state.eval_last is not None:
-        print(f"held-out reward {state.eval_before:.3f} -> {state.eval_last:.3f}")
+        print(f"held-out reward {state.eval_before:.3f} -> {state.eval_last:.3f}{_unscored(state)}")
     print(f"run folder: {out}   weights: {weights}")
     example = _example(trainer.parts.train.prompt(0))
     print(f"next: {_program()} sample {shlex.quote(str(out))} {example}")
@@ -70,6 +71,12 @@ def _report(error: Exception, ledger: "Ledger", began: bool) -> int:
     elif not known:
         raise error
     return fail(text, code=2 if known else 1)
+
+
+def _unscored(state: "State") -> str:
+    if not state.eval_unscored:
+        return ""
+    return f" ({state.eval_unscored} answers have no reward and count as the lowest)"
 
 
 def _program() -> str:

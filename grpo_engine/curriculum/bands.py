@@ -47,7 +47,8 @@ class PassRates:
     ) -> None:
         """Adds a group of `task`.
 
-        `rewards`: of its samples; one that is None or not finite is no sign of difficulty and is
+        `rewards`: of its samples, by what decides whether an answer is right and not by a sum that
+        other rewards lift; one that is None or not finite is no sign of difficulty and is
         left out. A group without any other leaves the rate alone. `correct_at`: the reward from
         which on a sample is right. `cause`: why the group failed, None if it did not; the last one
         is kept.

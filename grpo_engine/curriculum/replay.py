@@ -22,6 +22,8 @@ class OldSample:
     temperature: float
     """it was drawn at; the logits are divided by it"""
     reward: float
+    right: bool
+    """by the reward that decides"""
     policy_version: int
     """that drew it"""
     reward_version: str
@@ -35,11 +37,11 @@ class OldSample:
 class Replay:
     """The samples of the last `config.steps` generations that may serve again.
 
-    Mode clone: only those with a reward of `correct_at` or more. Mode none: nothing is kept.
+    Mode clone: only those that are right. Mode none: nothing is kept.
     """
 
-    def __init__(self, config: ReplayConfig, correct_at: float) -> None:
-        self.config, self.correct_at = config, correct_at
+    def __init__(self, config: ReplayConfig) -> None:
+        self.config = config
         self._generations: list[list[OldSample]] = []
 
     def __len__(self) -> int:
@@ -81,7 +83,9 @@ class Replay:
         young = self._young(policy_version)
         return [sample for sample in young if sample.reward_version != reward_version]
 
-    def rescored(self, sample: OldSample, reward: float | None, reward_version: str) -> None:
+    def rescored(
+        self, sample: OldSample, reward: float | None, right: bool, reward_version: str
+    ) -> None:
         """Gives a sample of `stale` its reward of now; it goes if that one doesn't let it serve.
 
         `reward`: None if it has none now.
@@ -91,7 +95,9 @@ class Replay:
                 if old is sample:
                     del generation[at]
                     if reward is not None:
-                        new = replace(old, reward=reward, reward_version=reward_version)
+                        new = replace(
+                            old, reward=reward, right=right, reward_version=reward_version
+                        )
                         generation[at:at] = [new] if self._serves(new) else []
                     return
         raise ValueError("the sample is not in the buffer any more")
@@ -106,7 +112,7 @@ class Replay:
 
     def _serves(self, sample: OldSample) -> bool:
         if self.config.mode == "clone":
-            return sample.reward >= self.correct_at
+            return sample.right
         return self.config.mode == "kl"
 
     def _young(self, policy_version: int) -> list[OldSample]:

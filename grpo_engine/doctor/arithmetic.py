@@ -33,12 +33,12 @@ def advantages_of(rewards: Sequence[float], rules: Rules) -> np.ndarray:
         weights=np.ones(count),
     )
     totals = np.array(rewards, np.float64)
-    components = Components(
-        ["reward"], totals[None], [config], [None] * count, [None] * count, [1] * count, {}
-    )
     spans, none = [0, count], [None] * count
+    row = totals[None]
+    components = Components(["reward"], row, [config], none, none, [1] * count, {}, row)
     causes = signal_causes(
-        totals, judged.valid, judged.states, none, spans, rules.groups, rules.options.min_std
+        *(totals, totals, judged.valid, judged.states, none, spans),
+        *(rules.groups, rules.options.min_std),
     )
     window = PercentileWindow(rules.scoring.clip_window)
     return compute_advantages(judged, components, spans, causes, rules, window).samples

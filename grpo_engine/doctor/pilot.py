@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from math import nan
+from math import isnan, nan
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Pilot:
     reward: float
     """mean over the valid samples; NaN if there are none"""
     pass_rate: float
-    """share of the valid samples from groups.correct_at on"""
+    """share of right ones among the valid samples; NaN where no reward says which are right"""
     pass_rates: list[float]
     """the same of each group with a valid sample"""
     unique: float
@@ -47,15 +47,14 @@ class Pilot:
 
 
 def figures(batch: Batch, seconds: float, correct_at: float) -> Pilot:
-    """seconds: spent in sampling and rewards. correct_at: the reward of a right answer."""
+    """seconds: spent in sampling and rewards. correct_at: from where on an answer is right."""
     offsets, sampled = batch.cu_groups.tolist(), ~batch.anchors
     own = sampled.nonzero().flatten().tolist()
     rollouts = [batch.rollouts[i] for i in own]
     lengths = np.array([len(r.completion_ids) for r in rollouts])
-    counted, rewards = batch.valid & sampled, batch.rewards
     spans = [range(a, b) for a, b in pairwise(offsets)]
-    given = [[rewards[i].item() for i in span if counted[i]] for span in spans]
-    rates = [sum(r >= correct_at for r in group) / len(group) for group in given if group]
+    given = [batch.decided_of(span) for span in spans]
+    rates = [sum(x >= correct_at for x in group) / len(group) for group in given if group]
     varied = [
         unique_share(batch.rollouts[i].completion_ids for i in span if sampled[i])
         for span, cause in zip(spans, batch.signal_causes, strict=True)
@@ -64,19 +63,19 @@ def figures(batch: Batch, seconds: float, correct_at: float) -> Pilot:
     states = Counter(batch.states[i] for i in own)
     taught = int(batch.signal.sum())
     lost = zip(batch.signal_causes, batch.signal.tolist(), strict=True)
-    every = [r for group in given for r in group]
+    every = [x for group in given for x in group]
     return Pilot(
         groups=len(spans),
         with_signal=taught,
         causes=dict(Counter(cause or "preprocessing" for cause, has in lost if not has)),
         states=dict(states),
-        truncated=sum(r.finish_reason in ("length", "budget") for r in rollouts) / len(own),
+        truncated=sum(r.cut for r in rollouts) / len(own),
         invalid=states[INVALID] / len(own),
         length_mean=float(lengths.mean()),
         length_p95=float(np.percentile(lengths, 95)),
         prompt_mean=float(np.mean([len(batch.rollouts[span[0]].prompt_ids) for span in spans])),
-        reward=_mean(every),
-        pass_rate=_mean([float(r >= correct_at) for r in every]),
+        reward=_mean(batch.rewards[batch.valid & sampled].tolist()),
+        pass_rate=_mean([float(x >= correct_at) for x in every]),
         pass_rates=rates,
         unique=_mean(varied),
         tokens_per_signal=int(lengths.sum()) / taught if taught else None,
@@ -94,7 +93,8 @@ def pilot_lines(pilot: Pilot) -> Iterator[str]:
     yield f"states      {states}"
     yield f"truncated   {pilot.truncated:.1%} of the samples"
     yield f"length      mean {pilot.length_mean:.1f}, 95th percentile {pilot.length_p95:.0f} tokens"
-    yield f"reward      mean {pilot.reward:.4f}, pass rate {pilot.pass_rate:.4f}"
+    right = "unknown: no reward decides" if isnan(pilot.pass_rate) else f"{pilot.pass_rate:.4f}"
+    yield f"reward      mean {pilot.reward:.4f}, pass rate {right}"
     yield f"unique      {pilot.unique:.0%} of the completions of a group that is not all right"
     yield f"price       {_price(pilot)}"
 

@@ -1,5 +1,6 @@
 """One generation as the loss takes it: groups, who counts, advantages; its micro-batches."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import sqrt
@@ -41,6 +42,8 @@ class Batch:
     """[P+1] int32"""
     rewards: Tensor
     """[S] f32, the raw totals; NaN where a sample has none"""
+    decided: Tensor
+    """[S] f64, what says whether an answer is right; NaN where nothing does"""
     components: dict[str, list[float | None]]
     states: list[str]
     """[S] of groups/states.py"""
@@ -74,6 +77,12 @@ class Batch:
     def lengths(self) -> list[int]:
         """[S] tokens of the completions."""
         return [len(r.completion_ids) for r in self.rollouts]
+
+    def decided_of(self, samples: Iterable[int]) -> list[float]:
+        """Of those samples that count and of which something says whether they are right."""
+        counted = (self.valid & ~self.anchors & ~self.decided.isnan()).tolist()
+        decided = self.decided.tolist()
+        return [decided[i] for i in samples if counted[i]]
 
     def group_of_sample(self) -> Tensor:
         """[S] int64."""

@@ -64,6 +64,8 @@ class Verdicts:
     components: Components
     rewards: np.ndarray
     """[S] float64 raw totals, NaN where there is none"""
+    decided: np.ndarray
+    """[S] float64, what says whether an answer is right; NaN where nothing does"""
     causes: list[str | None]
     """[P] why a group has no signal"""
 
@@ -75,10 +77,12 @@ def judge_samples(samples: Samples, rules: Rules) -> Verdicts:
     lengths = [len(r.completion_ids) for r in rollouts]
     components = scores.prepared(lengths)
     totals = components.total(rules.scoring.floor)
+    decided = components.decided(scores.decider, rules.scoring.floor)
     judged = judge(
         rollouts,
         samples.texts,
         totals,
+        decided,
         scores.failures,
         scores.env_failures,
         components.refused,
@@ -88,13 +92,16 @@ def judge_samples(samples: Samples, rules: Rules) -> Verdicts:
         if superseded:
             judged.causes[i] = f"{judged.causes[i]}, {DRAWN_AGAIN}"
             judged.valid[i] = False
-        if samples.anchors[i] and totals[i] >= rules.groups.correct_at:
+        if samples.anchors[i] and decided[i] >= rules.groups.correct_at:
             judged.states[i], judged.causes[i] = INVALID, RIGHT_ANCHOR
             judged.valid[i] = False
     judged.in_loss &= judged.valid & ~np.array(samples.anchors, bool)
     rewards = judged.rewards(totals)
+    if scores.decider is not None:
+        decided = judged.in_place(decided)
     causes = signal_causes(
         rewards,
+        decided,
         judged.valid,
         judged.states,
         components.gate_failed,
@@ -106,7 +113,7 @@ def judge_samples(samples: Samples, rules: Rules) -> Verdicts:
     for g, part in enumerate(members(samples.offsets(), judged.valid)):
         if components.steps_differ(part):
             causes[g] = None
-    return Verdicts(judged, components, rewards, causes)
+    return Verdicts(judged, components, rewards, decided, causes)
 
 
 def make_batch(
@@ -134,6 +141,7 @@ def make_batch(
         texts=samples.texts,
         cu_groups=torch.tensor(cu_groups, dtype=torch.int32),
         rewards=torch.tensor(_as_float32(found.rewards)),
+        decided=torch.tensor(found.decided),
         components=samples.scores.components,
         states=judged.states,
         causes=judged.causes,

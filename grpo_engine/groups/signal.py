@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import isnan
 from statistics import pstdev, stdev
 
 import numpy as np
@@ -20,6 +21,7 @@ ALL_CORRECT, ALL_WRONG, ALL_MALFORMED, ENVIRONMENT, LOW_VARIANCE = CAUSES = (
 
 def signal_causes(
     rewards: np.ndarray,
+    decided: np.ndarray,
     valid: np.ndarray,
     states: Sequence[str],
     gate_failed: Sequence[str | None],
@@ -31,6 +33,7 @@ def signal_causes(
     """[P] why a group carries no signal; None where it does.
 
     rewards: [S] float64 raw totals, before ranks and scaling, which would turn noise into spread.
+    decided: [S] float64, what says whether an answer is right, NaN where nothing does.
     valid: [S] bool. gate_failed: [S] the gate that a sample failed. A group carries signal if at
     least two valid samples differ and their standard deviation, with `ddof`, is above `min_std`.
     """
@@ -39,6 +42,7 @@ def signal_causes(
     return [
         _cause(
             [narrow[i] for i in range(first, last) if counts[i]],
+            [x for x in decided[first:last][valid[first:last]].tolist() if not isnan(x)],
             states[first:last],
             gate_failed[first:last],
             config,
@@ -51,6 +55,7 @@ def signal_causes(
 
 def _cause(
     rewards: list[float],
+    decided: list[float],
     states: Sequence[str],
     gate_failed: Sequence[str | None],
     config: GroupsConfig,
@@ -65,9 +70,9 @@ def _cause(
     judged = zip(gate_failed, states, strict=True)
     if all(gate is not None or state == INVALID for gate, state in judged):
         return ALL_MALFORMED
-    if rewards and min(rewards) >= config.correct_at:
+    if decided and min(decided) >= config.correct_at:
         return ALL_CORRECT
-    if rewards and max(rewards) <= config.low_at:
+    if decided and max(decided) <= config.low_at:
         return ALL_WRONG
     return LOW_VARIANCE
 

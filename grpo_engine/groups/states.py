@@ -43,13 +43,18 @@ class Judged:
 
     def rewards(self, totals: np.ndarray) -> np.ndarray:
         """[S] float64: `totals` with penalties and declared rewards."""
-        return np.where(np.isnan(self.declared), totals - self.penalties, self.declared)
+        return self.in_place(totals - self.penalties)
+
+    def in_place(self, values: np.ndarray) -> np.ndarray:
+        """[S] float64: `values`, and declared rewards in place of theirs."""
+        return np.where(np.isnan(self.declared), values, self.declared)
 
 
 def judge(
     rollouts: Sequence[Rollout],
     texts: Sequence[str],
     totals: np.ndarray,
+    decided: np.ndarray,
     failures: Sequence[str | None],
     env_failures: Sequence[str | None],
     refused: Sequence[str | None],
@@ -58,6 +63,7 @@ def judge(
     """The state of each sample and what it means.
 
     texts: [S] completions without special tokens. totals: [S] float64, NaN where no reward applies.
+    decided: [S] float64, what says whether an answer is right, NaN where nothing does.
     failures, env_failures: [S] the cause where a reward call failed or an environment did.
     refused: [S] the component that makes a sample invalid.
     """
@@ -65,7 +71,7 @@ def judge(
         _env_failed(r, env_failures[i])
         or _invalid(r, texts[i], total, failures[i], refused[i], config)
         or _cut(r)
-        or _answered(total, config)
+        or _answered(decided[i], config)
         for i, (r, total) in enumerate(zip(rollouts, totals.tolist(), strict=True))
     ]
     of, samples = np.array([state for state, _ in found]), len(rollouts)
@@ -161,7 +167,7 @@ def _cut(rollout: Rollout) -> tuple[str, str] | None:
     return TRUNCATED, f"max_tokens {rollout.params.max_tokens}"
 
 
-def _answered(total: float, config: GroupsConfig) -> tuple[str, str | None]:
-    if total <= config.low_at:
+def _answered(decided: float, config: GroupsConfig) -> tuple[str, str | None]:
+    if decided <= config.low_at:
         return LOW, f"reward at most {config.low_at:g}"
     return VALID, None

@@ -10,6 +10,7 @@ from .batch import Batch, Origin
 TENSORS = {
     "cu_groups": torch.int32,
     "rewards": torch.float32,
+    "decided": torch.float64,
     "valid": torch.bool,
     "in_loss": torch.bool,
     "anchors": torch.bool,

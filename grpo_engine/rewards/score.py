@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import UserError
 from ..sample_config import ComponentConfig, ScoringConfig
 from .builtin.ensemble import combine_members
+from .decider import find_decider
 from .load import Reward, version_of
 from .load_function import raised
 from .loop import LoopThread
@@ -33,6 +34,8 @@ class Scores:
     """[S] each, of functions that reward steps of a completion; `components` has their means"""
     configs: dict[str, ComponentConfig] = field(default_factory=dict)
     """by component"""
+    decider: str | None = None
+    """the component that says whether an answer is right; None: there is none"""
 
     def prepared(self, lengths: Sequence[int]) -> Components:
         """As numbers that can be summed; lengths: [S] tokens of the completions."""
@@ -63,6 +66,7 @@ class Scores:
             joined.failures += part.failures
             joined.env_failures += part.env_failures
             joined.configs |= part.configs
+            joined.decider = part.decider
         return joined
 
 
@@ -76,6 +80,8 @@ class Scorer:
         self.rewards = list(rewards)
         self.scoring = scoring or ScoringConfig()
         self.version = version_of(self.rewards, self.scoring)
+        self.decider = find_decider(self.rewards)
+        """the component that says whether an answer is right; None: there is none"""
         self.failed = 0
         """calls that failed so far, counted by sample"""
         self._seen: set[str] = set()  # rewards that have answered
@@ -129,6 +135,7 @@ class Scorer:
             _enter(scores, reward, given, arguments["completion_ids"])
             self._check_parts(scores, reward, given)
         self._check_failures(scores, count)
+        scores.decider = self.decider
         return scores
 
     def _check_arguments(self, arguments: dict[str, Any], columns: dict[str, list]) -> int:
@@ -196,12 +203,24 @@ class Scorer:
         if not answered or reward.name in self._seen:
             return
         self._seen.add(reward.name)
+        if reward.name == self.decider and reward.name not in scores.components:
+            self._no_single_number(reward, scores)
         for part in reward.config.components:
             if f"{reward.name}.{part}" not in scores.components:
                 raise UserError(
                     f"rewards: components of {reward.name} has keys for {part}, which the function "
                     "did not return (None is for where it does not apply); is the name right?"
                 )
+
+    def _no_single_number(self, reward: Reward, scores: Scores) -> None:
+        """The reward that was to decide returned parts, of which none is named."""
+        self.decider = None
+        if reward.config.decides:
+            parts = [name for name in scores.components if name.startswith(f"{reward.name}.")]
+            raise UserError(
+                f"rewards: {reward.name} has decides: true and returned {', '.join(parts)}: say "
+                "it of one of them, as components: {NAME: {decides: true}}"
+            )
 
     def _check_failures(self, scores: Scores, count: int) -> None:
         causes = [cause for cause in scores.failures if cause is not None]

@@ -1,6 +1,6 @@
 """From components to totals: bounds, length, weights, gates. Plain arrays, no torch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,18 @@ class Components:
     lengths: Sequence[int]
     steps: dict[str, StepRows]
     """[S] each: the rewards of steps of the components that have them"""
+    bounded: np.ndarray
+    """[C, S] float64, after bounds alone"""
+
+    def decided(self, name: str | None, floor: float) -> np.ndarray:
+        """[S] float64: what the component `name` says of whether an answer is right.
+
+        `floor` behind a failed gate; NaN where the component does not apply, or there is none.
+        """
+        if name not in self.names:
+            return np.full(len(self.lengths), np.nan)
+        found = self.bounded[self.names.index(name)]
+        return np.where(self._gate_failed() & ~np.isnan(found), floor, found)
 
     def weight(self, name: str) -> float:
         """The factor of a component in its sum."""
@@ -59,8 +71,10 @@ class Components:
         applies = ~np.isnan(values)
         sums = np.where(applies, values, 0.0) * weights
         total = np.where(applies.any(0), sums.sum(0), np.nan)
-        failed = np.array([gate is not None for gate in self.gate_failed], bool)
-        return np.where(failed & ~np.isnan(total), floor, total)
+        return np.where(self._gate_failed() & ~np.isnan(total), floor, total)
+
+    def _gate_failed(self) -> np.ndarray:
+        return np.array([gate is not None for gate in self.gate_failed], bool)
 
 
 def prepare_components(
@@ -81,9 +95,8 @@ def prepare_components(
         [[np.nan if x is None else x for x in components[name]] for name in names], np.float64
     ).reshape(len(names), samples)
     chosen = [configs[name] for name in names]
-    values = np.array(
-        [_rescaled(row, config, lengths) for row, config in zip(raw, chosen, strict=True)]
-    ).reshape(raw.shape)
+    bounded = _each(_bounded, raw, chosen)
+    values = _each(lambda row, config: _per_tokens(row, config, lengths), bounded, chosen)
     return Components(
         names,
         values,
@@ -92,16 +105,30 @@ def prepare_components(
         _first_below(names, raw, [c.valid_from for c in chosen]),
         lengths,
         steps,
+        bounded,
     )
 
 
-def _rescaled(row: np.ndarray, config: ComponentConfig, lengths: Sequence[int]) -> np.ndarray:
-    if config.bounds is not None:
-        low, high = config.bounds
-        row = np.clip((row - low) / (high - low), 0.0, 1.0)
-    if config.per_tokens is not None:
-        row = row / np.maximum(1.0, np.asarray(lengths, np.float64) / config.per_tokens)
-    return row
+def _each(
+    change: Callable[[np.ndarray, ComponentConfig], np.ndarray],
+    rows: np.ndarray,
+    configs: Sequence[ComponentConfig],
+) -> np.ndarray:
+    changed = [change(row, config) for row, config in zip(rows, configs, strict=True)]
+    return np.array(changed).reshape(rows.shape)
+
+
+def _bounded(row: np.ndarray, config: ComponentConfig) -> np.ndarray:
+    if config.bounds is None:
+        return row
+    low, high = config.bounds
+    return np.clip((row - low) / (high - low), 0.0, 1.0)
+
+
+def _per_tokens(row: np.ndarray, config: ComponentConfig, lengths: Sequence[int]) -> np.ndarray:
+    if config.per_tokens is None:
+        return row
+    return row / np.maximum(1.0, np.asarray(lengths, np.float64) / config.per_tokens)
 
 
 def _first_below(
