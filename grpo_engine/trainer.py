@@ -120,7 +120,7 @@ class Trainer:
                 right = self.config.groups.correct_at
                 metrics = step_metrics(self.state.step, batch, micros, learned, clock, right, tasks)
                 alarms = self.watch.observe(metrics)
-            said = {"alarms": [alarm.guard for alarm in alarms]}
+            said = {"alarms": [name for alarm in alarms for name in alarm.guards]}
             self.state.unwritten = metrics | said | {"time_ms": clock.rounded()}
             self._count(self.state.unwritten)
             self._changing = False

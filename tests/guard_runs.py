@@ -48,7 +48,8 @@ def alarms(lines: list[dict], context: Context | None = None, **config: object) 
 
 def said(lines: list[dict], context: Context | None = None, **config: object) -> list[tuple]:
     """(step, guard) of everything they say."""
-    return [(alarm.step, alarm.guard) for alarm in alarms(lines, context, **config)]
+    found = alarms(lines, context, **config)
+    return [(alarm.step, guard) for alarm in found for guard in alarm.guards]
 
 
 def _nested(line: dict) -> dict:

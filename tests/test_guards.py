@@ -40,16 +40,25 @@ def test_a_healthy_run_of_100_steps_triggers_none(run):
 def test_the_line_of_a_low_temperature():
     assert str(alarms(*recorded("temperature"))[0]) == (
         "step 3: guard diversity: unique 0.203 < 0.25. Likely: temperature 0.2 is low -> try "
-        "sampling.temperature 1.0; then KL coefficient; then gradient norm; then learning rate."
+        "sampling.temperature 1.0. Less likely: KL coefficient, gradient norm, learning rate."
     )
 
 
-def test_the_line_of_a_high_learning_rate():
-    assert str(alarms(*recorded("learning_rate"))[0]) == (
-        "step 4: guard kl: KL 4 > 1. Likely: learning rate 0.02 (20,000 times the default): the "
-        "reward fell from 0.38 to 0.0091 in 3 steps -> try train.lr 0.002; then temperature; then "
-        "a reward that pays for length; then gradient norm."
-    )
+def test_the_lines_of_a_high_learning_rate():
+    assert list(map(str, alarms(*recorded("learning_rate")))) == [
+        "step 4: guard kl: KL 4 > 1. Likely: learning rate 0.02 (default 1e-06): the reward fell "
+        "from 0.38 to 0.0091 in 3 steps -> try train.lr 0.002. Less likely: temperature, a reward "
+        "that pays for length, gradient norm.",
+        "step 5: also: no_signal 1, reward_std 0. The cause is that of step 4.",
+        "step 6: also: reward_fall 1. The cause is that of step 4.",
+        "step 7: also: diversity 0.144. The cause is that of step 4.",
+    ]
+
+
+def test_guards_with_one_cause_are_one_line():
+    (alarm,) = alarms(*recorded("constant"))
+    assert alarm.guards == ("no_signal", "reward_std")
+    assert str(alarm).endswith(" malformed answers. Also: reward_std 0.")
 
 
 def test_a_constant_reward_moves_nothing_so_its_kl_of_zero_is_no_error():

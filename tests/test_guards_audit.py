@@ -3,7 +3,7 @@
 import pytest
 
 from grpo_engine.guards import audit
-from grpo_engine.guards.audit import heldout_share
+from grpo_engine.guards.audit import Evaluation, heldout_share
 
 
 def row(reward, completion="4", **changes):
@@ -39,10 +39,16 @@ def test_the_table_shows_twenty_and_cuts_long_answers():
 GAMED = [(0.3, 0.5), (0.5, 0.5), (0.6, 0.9), (0.7, 0.52), (0.9, 0.52)]
 
 
+def share(pairs: list[tuple[float, float]], noise: float = 0.0, every: int = 20) -> float | None:
+    """Of evaluations with (training, held-out) rewards, training being the mean of 20 steps."""
+    made = [Evaluation(i * every, pair[0], 20, pair[1]) for i, pair in enumerate(pairs)]
+    return heldout_share(made, noise)
+
+
 def test_held_out_gain_as_a_share_of_the_training_gain():
-    assert heldout_share(GAMED) == pytest.approx(0.05)
+    assert share(GAMED) == pytest.approx(0.05)
     # Both rise: 0.3 of 0.4.
-    assert heldout_share([(0.4, 0.5), (0.5, 0.6), (0.8, 0.8)]) == pytest.approx(0.75)
+    assert share([(0.4, 0.5), (0.5, 0.6), (0.8, 0.8)]) == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(
@@ -55,8 +61,17 @@ def test_held_out_gain_as_a_share_of_the_training_gain():
     ],
 )
 def test_no_rise_to_explain(evaluations):
-    assert heldout_share(evaluations) is None
+    assert share(evaluations) is None
+
+
+def test_a_rise_is_above_two_standard_errors_and_not_of_a_few_steps():
+    # A mean of 20 steps is sure to noise / sqrt(20), a difference of two to sqrt(0.1) times noise;
+    # the gain of 0.4 is twice that at 0.632.
+    assert share(GAMED, noise=0.63) == pytest.approx(0.05)
+    assert share(GAMED, noise=0.64) is None
+    assert share(GAMED, every=5) == pytest.approx(0.05)
+    assert share(GAMED, every=4) is None
 
 
 def test_a_held_out_fall_is_the_clearest_case():
-    assert heldout_share([(0.2, 0.6), (0.5, 0.5), (0.7, 0.4)]) == pytest.approx(-0.4)
+    assert share([(0.2, 0.6), (0.5, 0.5), (0.7, 0.4)]) == pytest.approx(-0.4)

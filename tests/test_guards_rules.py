@@ -19,6 +19,7 @@ PLAIN = [
     ("kl", "kl", 1.0, 1.01),
     ("clip", "clip_region", 0.3, 0.31),
     ("length_pay", "reward_length", 0.8, 0.81),
+    ("length_pay", "reward_length", -0.8, -0.81),
     ("repetition", "repetition", 0.4, 0.41),
     ("truncated", "truncated", 0.5, 0.51),
     ("invalid", "invalid", 0.2, 0.21),
@@ -89,7 +90,7 @@ def test_pull_is_the_force_of_the_kl_beside_that_of_the_advantage():
     assert alarm.value == pytest.approx(0.8)
     assert str(alarm).startswith(
         "step 6: guard pull: reward flat, KL's pull 0.8 > 0.5. Likely: KL coefficient 2 pulls 0.8 "
-        "times as hard as the advantages -> try loss.beta 0.2; then learning rate."
+        "times as hard as the advantages -> try loss.beta 0.2. Less likely: learning rate."
     )
 
 
@@ -147,7 +148,7 @@ def test_a_fall_of_the_reward():
     found = alarms(steady(12) + steady(12, 13, reward=0.1), Context(lr=2e-3, default_lr=1e-5))
     assert [a.guard for a in found] == ["reward_fall"]
     assert found[0].causes[0] == (
-        "learning rate 0.002 (200 times the default): the reward fell from 0.5 to 0.1 in 2 steps",
+        "learning rate 0.002 (default 1e-05): the reward fell from 0.5 to 0.1 in 2 steps",
         "train.lr 0.0002",
     )
 
@@ -169,7 +170,7 @@ def test_a_gradient_that_jumps_after_a_crash_is_no_cause_of_its_own():
     lines[-1]["grad_norm"] = 50.0
     last = alarms(lines)[-1]
     assert (last.step, last.guard) == (15, "diversity")
-    assert last.causes[0][0].startswith("learning rate 0.0002 (200 times the default): the reward")
+    assert last.causes[0][0].startswith("learning rate 0.0002 (default 1e-06): the reward")
     calm = [{**line, "reward": 0.5} for line in lines]
     assert alarms(calm)[-1].causes[0][0] == "gradient norm 50 is 25 times its median"
 
@@ -221,7 +222,7 @@ def test_without_evidence_the_line_says_where_to_look_first():
     (alarm,) = alarms(steady(3, unique=0.1))
     assert str(alarm) == (
         "step 3: guard diversity: unique 0.1 < 0.25. Look first at: temperature -> try "
-        "sampling.temperature 1.2; then KL coefficient; then gradient norm; then learning rate."
+        "sampling.temperature 1.2. Less likely: KL coefficient, gradient norm, learning rate."
     )
 
 
@@ -231,6 +232,51 @@ def test_a_regression_set_that_falls():
     assert said(lines) == [(3, "regression_fall")]
     lines[2]["eval_regression"] = 0.71
     assert said(lines) == []
+
+
+def test_what_follows_a_crash_keeps_its_cause_until_it_is_over():
+    lines = steady(8) + steady(4, 9, reward=0.0)
+    # Alone it would be blamed on length, and the price on prompts that are too hard.
+    wrong = {"all_wrong": 3}
+    later = {"entropy": 1.5, "tokens_per_signal_group": 700, "no_signal_causes": wrong}
+    pays = {"reward_length": 0.9, "invalid": 0.3}
+    found = alarms(lines + steady(3, 13, reward=0.0, **later, **pays))
+    assert [str(a).partition(". Likely")[0] for a in found] == [
+        "step 12: guard reward_fall: fall of the reward 1 > 0.5",
+        "step 15: also: entropy_rise 3, price 21.9. The cause is that of step 12.",
+        "step 15: guard length_pay: correlation of reward and length 0.9 > 0.8",
+        "step 15: guard invalid: share of samples without a reward 0.3 > 0.2",
+    ]
+    assert [a.since for a in found] == [None, 12, None, None]
+    over = steady(12, 13, reward=0.5) + steady(3, 25, **later, **pays)
+    assert [a.causes[0][0][:30] for a in alarms(lines + over)][1:] == [
+        "the reward pays for length (co",  # entropy_rise, and length_pay
+        "30% of the samples got no rewa",
+        "100% of the groups without sig",  # price
+    ]
+
+
+def test_a_guard_that_acts_keeps_its_line():
+    early = {"kl_early_raise": 10.0, "kl": 1.0}
+    lines = steady(8) + steady(12, 9, kl=0.01) + steady(6, 21, kl=1.5, reward=0.0)
+    found = alarms(lines, **early)
+    acting = [a for a in found if a.guard == "kl_early_raise"]
+    assert [(a.action, a.also) for a in acting] == [("raise_beta", ())]
+    assert all(str(a).endswith(" Beta is raised.") for a in acting)
+
+
+def test_a_correlation_that_changes_its_sign_is_none():
+    lines = [{**line, "reward_length": (-1) ** line["step"]} for line in steady(20)]
+    assert said(lines) == []
+
+
+def test_shortness_that_pays_is_put_down_to_cut_answers_where_most_are_cut():
+    for cut, cause in (
+        (0.4, "the reward pays for shortness (correlation -0.90 inside groups)"),
+        (0.6, "60% of the completions are cut by max_tokens"),
+    ):
+        found = alarms(steady(3, reward_length=-0.9, truncated=cut))
+        assert [a.causes[0][0] for a in found if a.guard == "length_pay"] == [cause]
 
 
 def test_training_reward_up_while_held_out_stays():
@@ -243,3 +289,11 @@ def test_training_reward_up_while_held_out_stays():
     assert alarm.value == pytest.approx(0.03 / 0.4)
     lines[-1]["eval_reward"] = 0.55
     assert said(lines) == []
+
+
+def test_a_gain_of_a_few_noisy_steps_is_not_called_hacking():
+    # Evaluated before the first step, after two and after four: 0, 0.25 and 0.5 of a reward.
+    lines = [{**line, "reward": r} for line, r in zip(steady(5), (0, 0, 0.5, 0.5, 1), strict=True)]
+    for at in (0, 2, 4):
+        lines[at]["eval_reward"] = 0.5
+    assert said(lines, hacking=0.1) == []

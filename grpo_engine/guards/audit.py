@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from math import hypot, sqrt
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 # Of the largest training reward. Less may be sharpening: sampled answers come closer to the greedy
 # ones, and the held-out reward of greedy answers rightly stands still.
 LEAST_GAIN = 0.2
 LEAST_EVALUATIONS = 3
+LEAST_STEPS = 20  # from the first to the last; what happens in fewer is noise
 SHOWN = 160  # characters of a completion
 COLUMNS = "reward times length repetition components step task_row completion".split()
 
@@ -30,23 +32,37 @@ def audit(rows: Sequence[Mapping[str, Any]], count: int = 20) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def heldout_share(evaluations: Sequence[tuple[float, float]]) -> float | None:
+class Evaluation(NamedTuple):
+    """The held-out reward, and what training earned at that time."""
+
+    step: int
+    training: float
+    """mean over the last steps"""
+    count: int
+    """of those steps"""
+    heldout: float
+
+
+def heldout_share(evaluations: Sequence[Evaluation], noise: float) -> float | None:
     """Gain of the held-out reward as a share of the gain of the training reward.
 
-    `evaluations`: (training reward, held-out reward), oldest first. The gain is from the mean of
-    the earlier half to that of the later. None for fewer than 3, or where training gained less
-    than a fifth of its largest reward: there is no rise to explain.
+    Oldest first. The gain is from the mean of the earlier half to that of the later. `noise`: the
+    standard deviation of a step's training reward. None for fewer than 3 evaluations or 20 steps,
+    or where training gained less than a fifth of its largest reward, or no more than twice the
+    standard error of that gain: there is no rise to explain.
     """
     if len(evaluations) < LEAST_EVALUATIONS:
         return None
-    training, heldout = (_gain(column) for column in zip(*evaluations, strict=True))
-    largest = max(abs(reward) for reward, _ in evaluations)
-    return heldout / training if training > LEAST_GAIN * largest else None
-
-
-def _gain(x: Sequence[float]) -> float:
-    half = len(x) // 2
-    return fmean(x[-half:]) - fmean(x[:half])
+    if evaluations[-1].step - evaluations[0].step < LEAST_STEPS:
+        return None
+    half = len(evaluations) // 2
+    early, late = evaluations[:half], evaluations[-half:]
+    training = fmean(e.training for e in late) - fmean(e.training for e in early)
+    heldout = fmean(e.heldout for e in late) - fmean(e.heldout for e in early)
+    # The steps of neighbours overlap, so that more of them don't make the mean of a half surer.
+    error = noise * hypot(*(fmean(1 / sqrt(e.count) for e in part) for part in (early, late)))
+    largest = max(abs(e.training) for e in evaluations)
+    return heldout / training if training > max(LEAST_GAIN * largest, 2 * error) else None
 
 
 def _cell(value: Any) -> str:

@@ -78,7 +78,7 @@ def _crashed(h: History) -> str | None:
     lr, default = h.context.lr, h.context.default_lr
     which = "learning rate" + (f" {lr:g}" if lr else "")
     if lr and default:
-        which += f" ({lr / default:,.0f} times the default)"
+        which += f" (default {default:g})"
     took = f"{steps} step{'s' if steps > 1 else ''}"
     return f"{which}: the reward fell from {before:.2g} to {after:.2g} in {took}"
 

@@ -78,8 +78,8 @@ class GuardsConfig:
     length_fall: float | None = 0.5
     """below: the same"""
     length_pay: float | None = 0.8
-    """above: correlation of reward and length inside groups; two thirds of the reward's
-    variance is then length"""
+    """above: correlation of reward and length, or shortness, inside groups; two thirds of the
+    reward's variance is then length"""
     repetition: float | None = 0.4
     """above: share of repeated 4-grams in a completion; prose has below 0.1, a loop nearly 1"""
     effective_group: float | None = 0.5
@@ -97,7 +97,8 @@ class GuardsConfig:
     """above: tokens sampled for a group with signal, in groups' worth of tokens"""
     hacking: float | None = 0.1
     """below: gain of the held-out reward as a share of the gain of the training reward, over the
-    last seven evaluations; judged where training gained a fifth"""
+    last seven evaluations, at least 20 steps; judged where training gained a fifth, and more than
+    two standard errors"""
     regression_fall: float | None = 0.1
     """above: fall of the regression set's mean reward below its first evaluation"""
 

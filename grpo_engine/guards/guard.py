@@ -14,9 +14,10 @@ is silent.
 import copy
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from .causes import CAUSES
 from .config import GuardsConfig
 from .history import Context, History
 from .rules import GUARDS, Action, Guard
@@ -46,15 +47,30 @@ class Alarm:
     order"""
     shown: bool
     """whether the figures show the first cause"""
-    action: Action | None
+    action: Action | None = None
     """raise_beta, stop (the run should end), or None: it only speaks"""
+    since: int | None = None
+    """the step at which the first cause was said, if this is of the same crash of the reward"""
+    also: tuple[tuple[str, float], ...] = ()
+    """(guard, value) of others that show the same first cause in this step"""
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """All guards that this line is of."""
+        return self.guard, *(name for name, _ in self.also)
 
     def __str__(self) -> str:
         (cause, remedy), *others = self.causes[:NAMED]
+        also = ", ".join(f"{name} {value:.3g}" for name, value in self.also)
+        if self.since is not None and self.action is None:
+            figures = f"{self.guard} {self.value:.3g}{also and f', {also}'}"
+            return f"step {self.step}: also: {figures}. The cause is that of step {self.since}."
+        less = ", ".join(name for name, _ in others)
         return (
             f"step {self.step}: guard {self.guard}: {self.figure} {self.value:.3g} {self.side} "
             f"{self.threshold:g}. {'Likely' if self.shown else 'Look first at'}: {cause} -> try "
-            f"{remedy}{''.join(f'; then {name}' for name, _ in others)}.{SAYS[self.action]}"
+            f"{remedy}.{less and f' Less likely: {less}.'}{also and f' Also: {also}.'}"
+            f"{SAYS[self.action]}"
         )
 
 
@@ -66,15 +82,28 @@ class Guards:
         self.history = History(context, config.window)
         self._streaks: dict[str, int] = {}
         self._quiet_until: dict[str, int] = {}
+        self._crash: tuple[str, int] | None = None  # the cause first named for one, and when
 
     def observe(self, metrics: Mapping[str, Any]) -> list[Alarm]:
         """Takes a step's figures; returns the alarms of this step, most often none.
+
+        Guards that show one and the same cause are one alarm. What was the first cause of a crash
+        of the reward remains it until that is over.
 
         `metrics`: numbers by the names of `metrics.jsonl`; None, NaN and absent are alike. Without
         a `step` the calls are counted.
         """
         self.history.add(metrics)
-        return [alarm for guard in GUARDS if (alarm := self._judge(guard)) is not None]
+        if self.history.crash() is None:
+            self._crash = None
+        found: dict[Any, Alarm] = {}
+        for alarm in filter(None, map(self._judge, GUARDS)):
+            joins = alarm.shown and alarm.action is None
+            same = alarm.causes[0][0] if joins else (alarm.guard,)
+            if first := found.get(same):
+                alarm = replace(first, also=(*first.also, (alarm.guard, alarm.value)))
+            found[same] = alarm
+        return list(found.values())
 
     def state(self) -> dict[str, Any]:
         """Plain values for `load`."""
@@ -82,6 +111,7 @@ class Guards:
             "history": self.history.state(),
             "streaks": dict(self._streaks),
             "quiet_until": dict(self._quiet_until),
+            "crash": self._crash,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -89,6 +119,7 @@ class Guards:
         self.history.load(state["history"])
         self._streaks = copy.copy(state["streaks"])
         self._quiet_until = copy.copy(state["quiet_until"])
+        self._crash = state["crash"]
 
     def _judge(self, guard: Guard) -> Alarm | None:
         config, h = self.config, self.history
@@ -96,13 +127,13 @@ class Guards:
         if threshold is None or value is None:
             return None
         crossed = CROSSED[guard.side](value, threshold) and guard.when(h, config)
-        streak = self._streaks[guard.name] = self._streaks.get(guard.name, 0) + 1 if crossed else 0
+        streak = self._streaks[guard.key] = self._streaks.get(guard.key, 0) + 1 if crossed else 0
         if streak < (config.patience if guard.patient else 1):
             return None
-        if h.step <= self._quiet_until.get(guard.name, h.step - 1):
+        if h.step <= self._quiet_until.get(guard.key, h.step - 1):
             return None
-        self._quiet_until[guard.name] = h.step + config.quiet
-        causes = guard.causes(h)
+        self._quiet_until[guard.key] = h.step + config.quiet
+        causes, since = self._causes(guard)
         return Alarm(
             step=h.step,
             guard=guard.name,
@@ -110,7 +141,20 @@ class Guards:
             value=value,
             side=guard.side,
             threshold=threshold,
-            causes=tuple((seen or cause.name, cause.try_first(h)) for cause, seen in causes),
+            causes=tuple((s or CAUSES[key].name, CAUSES[key].try_first(h)) for key, s in causes),
             shown=causes[0][1] is not None,
             action=guard.action,
+            since=since,
         )
+
+    def _causes(self, guard: Guard) -> tuple[list[tuple[str, str | None]], int | None]:
+        """As `guard` orders them; of a crash that has its cause, that one and when it was said."""
+        h, tried = self.history, guard.tried.split()
+        if self._crash is not None and self._crash[0] in tried:
+            cause, said = self._crash
+            seen = CAUSES[cause].seen(h) or CAUSES[cause].name
+            return [(cause, seen)], said if said < h.step else None
+        causes = guard.causes(h)
+        if h.crash() is not None and self._crash is None and "lr" in tried:
+            self._crash = causes[0][0], h.step
+        return causes, None

@@ -7,6 +7,7 @@ from math import isfinite, sqrt
 from statistics import fmean, median
 from typing import Any, SupportsFloat
 
+from .audit import Evaluation
 from .falls import Falls, noise
 
 START = 5  # steps whose mean is what a figure was at the start
@@ -180,6 +181,11 @@ class History:
         ]
         return max(parts, default=None)
 
+    def short_pays(self) -> float | None:
+        """Correlation of reward and shortness."""
+        r = self.now.get("reward_length")
+        return None if r is None else -r
+
     def no_attempts(self) -> tuple[float, str] | None:
         """The larger share of completions that are no attempt, and what they are."""
         words = {"empty": "empty", "loops": "loops of a few tokens"}
@@ -203,13 +209,19 @@ class History:
             return None
         return crash[0], self.falls.now("reward"), crash[1]
 
-    def evaluations(self) -> list[tuple[float, float]]:
-        """Training and held-out reward at the last evaluations, if this step is one; else none."""
-        return self._kept["evaluations"] if "eval_reward" in self.now else []
+    def evaluations(self) -> list[Evaluation]:
+        """The last ones, if this step is one; else none."""
+        kept = self._kept["evaluations"] if "eval_reward" in self.now else []
+        return [Evaluation(*values) for values in kept]
+
+    def reward_noise(self) -> float:
+        """Standard deviation of the mean reward of a step; infinite while there is but one."""
+        x = self._kept["series"]["reward"]
+        return noise(x) if len(x) > 1 else float("inf")
 
     def heldout_rises(self) -> bool | None:
         """Whether the last evaluation beat those kept before it; None before the second."""
-        heldout = [reward for _, reward in self._kept["evaluations"]]
+        heldout = [Evaluation(*values).heldout for values in self._kept["evaluations"]]
         return heldout[-1] > max(heldout[:-1]) if len(heldout) > 1 else None
 
     def regression_fall(self) -> float | None:
@@ -262,7 +274,7 @@ class History:
     def _follow_evaluations(self) -> None:
         kept, rewards = self._kept, self._kept["series"]["reward"]
         if "eval_reward" in self.now and rewards:
-            new = [fmean(rewards), self.now["eval_reward"]]
+            new = Evaluation(self.step, fmean(rewards), len(rewards), self.now["eval_reward"])
             kept["evaluations"] = [*kept["evaluations"], new][-EVALUATIONS:]
         if kept["regression_first"] is None:
             kept["regression_first"] = self.now.get("eval_regression")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .audit import heldout_share
-from .causes import CAUSES, Cause
+from .causes import CAUSES
 from .config import GuardsConfig
 from .history import History
 
@@ -32,14 +32,19 @@ class Guard:
     action: Action | None = None
     """what the loop should do about it"""
 
+    @property
+    def key(self) -> str:
+        """Its own: a threshold may be that of two guards."""
+        return f"{self.name}: {self.figure}"
+
     def read(self, h: History) -> tuple[float | None, str]:
         """The figure, and the part of it that is worst where it is one of parts."""
         found = h.get(self.value) if isinstance(self.value, str) else self.value(h)
         return found if isinstance(found, tuple) else (found, "")
 
-    def causes(self, h: History) -> list[tuple[Cause, str | None]]:
-        """Those that the run's figures show come first, each with what is seen of it."""
-        found = [(CAUSES[key], CAUSES[key].seen(h)) for key in self.tried.split()]
+    def causes(self, h: History) -> list[tuple[str, str | None]]:
+        """Keys of CAUSES; those that the run's figures show first, with what is seen of them."""
+        found = [(key, CAUSES[key].seen(h)) for key in self.tried.split()]
         return sorted(found, key=lambda pair: pair[1] is None)
 
 
@@ -157,7 +162,10 @@ GUARDS = (
         "short lr loose",
     ),
     Guard("length_pay", "correlation of reward and length", "reward_length", ">", "length"),
-    Guard("repetition", "repetition", "repetition", ">", "cold length loops gamed"),
+    Guard(
+        "length_pay", "correlation of reward and shortness", History.short_pays, ">", "cut short"
+    ),
+    Guard("repetition", "repetition", "repetition", ">", "cold length lr loops gamed"),
     Guard(
         "effective_group",
         "effective over full group size",
@@ -180,12 +188,12 @@ GUARDS = (
         "groups' worth of tokens for one with signal",
         _ratio("tokens_per_signal_group", _group_tokens),
         ">",
-        "reward environment malformed cold hard solved narrow",
+        "reward environment malformed cold lr hard solved narrow",
     ),
     Guard(
         "hacking",
         "held-out gain over training gain",
-        lambda h: heldout_share(h.evaluations()),
+        lambda h: heldout_share(h.evaluations(), h.reward_noise()),
         "<",
         "length loops gamed",
         patient=False,
