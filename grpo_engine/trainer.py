@@ -17,6 +17,7 @@ from .display import Display
 from .errors import Interrupted, UserError, first_line
 from .evaluate import evaluate, evaluation_line, evaluation_metrics
 from .groups.batch import Batch, micro_batches
+from .groups.nothing import nothing_learned
 from .guards import Alarm
 from .kernels.options import GRPOOptions
 from .learn import MicroBatches, accumulate_gradient, score_logprobs
@@ -235,11 +236,8 @@ class Trainer:
 
     def _speak(self, batch: Batch, learned: dict[str, Any], alarms: list[Alarm]) -> None:
         if not learned["tokens"]:
-            self.display.say(
-                f"step {self.state.step}: nothing to learn from: of {len(batch.rollouts)} samples "
-                f"{int(batch.in_loss.sum())} are in the loss, of {len(batch.signal)} groups "
-                f"{int(batch.signal.sum())} carry signal"
-            )
+            why = nothing_learned(batch, self.config.groups)
+            self.display.say(f"step {self.state.step}: nothing to learn from: {why}")
         if self.parts.scorer.decider is None and self.state.step == self.display.first_step + 1:
             self.display.say(f"the share of right answers is unknown: {NO_DECIDER}")
         for alarm in alarms:
