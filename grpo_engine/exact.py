@@ -24,8 +24,7 @@ def in_float32(decoder: nn.Module) -> Iterator[None]:
 
     In half precision the layers of a real model amplify what those before them have rounded: two
     right ways to compute its hidden states can differ by half of their size. Linears of
-    bitsandbytes use their weights as read back; blocks that are quantised otherwise stay as they
-    are.
+    bitsandbytes use their weights as read back; a decoder quantised otherwise runs as it is.
     """
     wide: list[tuple[Tensor, Tensor]] = []
 
@@ -41,7 +40,7 @@ def in_float32(decoder: nn.Module) -> Iterator[None]:
             tensor.data = data
         wide.clear()
 
-    blocks = [block for block in _blocks(decoder) if _dtypes(block) <= PLAIN]
+    blocks = list(_blocks(decoder)) if _dtypes(decoder) <= PLAIN else []
     linears = [m for block in blocks for m in block.modules() if _is_read_back(m)]
     forwards = [vars(linear).get("forward") for linear in linears]
     hooks = [block.register_forward_pre_hook(widen, with_kwargs=True) for block in blocks]
@@ -69,8 +68,8 @@ def _blocks(decoder: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-def _dtypes(block: nn.Module) -> set[torch.dtype]:
-    tensors = chain(block.parameters(), block.buffers())
+def _dtypes(decoder: nn.Module) -> set[torch.dtype]:
+    tensors = chain(decoder.parameters(), decoder.buffers())
     return {tensor.dtype for tensor in tensors if type(tensor).__name__ not in READ_BACK}
 
 

@@ -71,6 +71,17 @@ def test_a_layer_that_fails_leaves_its_weights_as_they_were(monkeypatch):
     assert not layer._forward_hooks and not layer._forward_pre_hooks
 
 
+def test_a_decoder_of_another_quantisation_runs_as_it_is():
+    model = erratic_model().to(torch.bfloat16)
+    own = hidden(model, RARE)
+    model.get_decoder().layers[1].register_buffer("packed", torch.zeros(1, dtype=torch.int32))
+    with in_float32(model.get_decoder()):
+        assert torch.equal(hidden(model, RARE), own)
+    del model.get_decoder().layers[1].packed
+    with in_float32(model.get_decoder()):
+        assert not torch.equal(hidden(model, RARE), own)
+
+
 @pytest.mark.parametrize("base", ["8bit", "4bit"])
 def test_quantised_linears_are_read_back_for_a_while(tmp_path, base):
     save_model_folder(tmp_path)

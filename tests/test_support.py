@@ -120,10 +120,12 @@ def test_a_model_that_cannot_be_served_is_refused_before_it_samples(name):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_supported_family_is_taken_with_a_window_longer_than_the_probe(family):
+def test_every_supported_family_is_taken_with_a_window_longer_than_the_probe(family, dtype):
     windowed = "sliding_window" in FAMILIES[family][1]
-    GroupSampler(make_model(family, **({"sliding_window": 32} if windowed else {})))
+    model = make_model(family, **({"sliding_window": 32} if windowed else {}))
+    GroupSampler(model.to(dtype))
 
 
 def odd_attention(scores, past):

@@ -92,7 +92,7 @@ class GuardsConfig:
     """above: share of completions that are empty, or of those that only repeat a few tokens"""
     logp_gap: float | None = 0.1
     """above: mean difference of the sampler's and the trainer's log-probs, nats; bfloat16 gives
-    0.01 to 0.03, and 0.1 moves a ratio half way to the clip range"""
+    0.01 to 0.04, and 0.1 moves a ratio half way to the clip range"""
     price: float | None = 20.0
     """above: tokens sampled for a group with signal, in groups' worth of tokens"""
     hacking: float | None = 0.1
