@@ -107,12 +107,12 @@ WRONG_ROWS = {
     "unknown": ("[{function: f, wieght: 2}]", "rewards.wieght", "nearest is rewards.weight"),
     "of a component": (
         "[{function: f, components: {a: {gat: 2}}}]",
-        *("rewards.components.gat", "nearest is rewards.components.gate"),
+        *("rewards.components.a.gat", "nearest is rewards.components.a.gate"),
     ),
     "component without keys": ("[{function: f, components: {a: 2}}]", "components.a", "given 2"),
-    "null": ("[{function: f, weight: null}]", "rewards: weight can't be null"),
-    "null options": ("[{function: f, options: null}]", "rewards: options can't be null"),
-    "null time-out": ("[{function: f, timeout_s: null}]", "rewards: timeout_s can't be null"),
+    "null": ("[{function: f, weight: null}]", "rewards.weight", "can't be null"),
+    "null options": ("[{function: f, options: null}]", "rewards.options", "can't be null"),
+    "null time-out": ("[{function: f, timeout_s: null}]", "rewards.timeout_s", "can't be null"),
 }
 
 

@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict, dataclass, field
 
-import jsonargparse
 import pytest
 
 from grpo_engine.curriculum import (
@@ -14,6 +13,7 @@ from grpo_engine.curriculum import (
     VariantsConfig,
 )
 from grpo_engine.errors import UserError
+from grpo_engine.parsing import parse_run
 
 BASE = Setting(0.7, 0.5)
 
@@ -29,11 +29,9 @@ class Sections:
 
 
 def parsed(*args: str) -> Sections:
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_argument("--config", action="config")
-    parser.add_class_arguments(Sections)
-    values = parser.instantiate(parser.parse_args(list(args)))
-    return Sections(**{name: values[name] for name in vars(Sections())})
+    run = ["--model.path=m", "--data.path=d", "--rewards=[{function: math}]"]
+    config = parse_run([*run, *args])[0]
+    return Sections(**{name: getattr(config, name) for name in vars(Sections())})
 
 
 YAML = """
@@ -75,8 +73,7 @@ def test_names_and_mixtures_come_from_arguments():
 
 
 def test_a_step_between_whole_ones_is_not_cut_to_one():
-    # jsonargparse would read a dict[int, int] as {1: 8} without a word.
-    with pytest.raises(UserError, match=r"curriculum\.group_size has a value for step 1\.5"):
+    with pytest.raises(UserError, match=r"curriculum\.group_size .* an integer; given 1\.5"):
         parsed("--curriculum.group_size", "{0: 16, 1.5: 8}")
 
 

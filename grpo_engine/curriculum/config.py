@@ -23,12 +23,10 @@ from .variants import check_templates
 MOST_ANCHORS = 0.1
 SOLVED_SHARE = 0.25
 
-# The steps of a schedule are whole. They are typed as float, because jsonargparse cuts the keys of
-# a dict[int, ...] to whole numbers without a word; check_schedule refuses 1.5.
-Numbers = dict[float, float]
-Names = dict[float, str]
-Sizes = dict[float, int]
-Shares = dict[float, list[float]]
+Numbers = dict[int, float]
+Names = dict[int, str]
+Sizes = dict[int, int]
+Shares = dict[int, list[float]]
 
 
 @dataclass(frozen=True)
