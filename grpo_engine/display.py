@@ -54,10 +54,10 @@ class Display:
     def step(self, metrics: dict[str, Any]) -> None:
         """Shows the metrics of a step."""
         step = metrics["step"]
-        scored, samples = metrics["scored"], metrics["samples"]
+        valid, samples = metrics["valid"], metrics["samples"]
         text = (
             f"reward {_figure(metrics['reward'], 3)}"
-            + (f" of {scored}/{samples}" if scored < samples else "")
+            + (f" of {valid}/{samples}" if valid < samples else "")
             + f"  right {_figure(metrics['right'], 3)}  std {_figure(metrics['reward_std'], 3)}  "
             f"kl {_figure(metrics['kl'], 4)}  {metrics['tokens_per_s_sample']:,.0f} tok/s"
         )

@@ -7,23 +7,23 @@ from typing import Any
 from .answers import Answers, answer_tasks, summarize
 from .config import RunConfig
 from .curriculum.presets import Setting
-from .rewards.score import Scorer
-from .sampler import GroupSampler, Progress
-from .taskset import TaskSet
+from .parts import Parts
+from .sampler import Progress
+
+HELD_OUT = {"reward": "held-out", "regression": "regression"}
 
 
 def evaluate(
-    source: TaskSet,
-    scorer: Scorer,
-    sampler: GroupSampler,
-    config: RunConfig,
-    step: int,
-    progress: Progress | None = None,
-) -> Answers:
-    """Greedy answers to the first `data.eval_limit` tasks of `source`, at temperature 0."""
+    parts: Parts, config: RunConfig, step: int, progress: Progress | None = None
+) -> dict[str, Answers]:
+    """Greedy answers to the first `data.eval_limit` tasks of each held-out set that there is."""
     greedy = replace(config.sampling.params(Setting(1.0), seed=0), temperature=0.0)
-    limit = config.data.eval_limit
-    return answer_tasks(source, scorer, sampler, greedy, limit=limit, step=step, progress=progress)
+    asked = {"limit": config.data.eval_limit, "step": step, "progress": progress}
+    return {
+        name: answer_tasks(source, parts.scorer, parts.sampler, greedy, **asked)
+        for name, source in (("reward", parts.heldout), ("regression", parts.regression))
+        if source is not None
+    }
 
 
 def evaluation_metrics(name: str, answers: Answers, config: RunConfig) -> dict[str, Any]:
@@ -39,11 +39,11 @@ def evaluation_metrics(name: str, answers: Answers, config: RunConfig) -> dict[s
 
 
 def evaluation_line(name: str, metrics: dict[str, Any]) -> str:
-    """The same for a person: `0.871, right 0.860, of 200 answers 3 have no reward, 9 were cut`."""
+    """The same for a person: `held-out reward 0.871, right 0.860, of 200 answers 9 were cut`."""
     value, right, answers, unscored, cut = (
         metrics[f"eval_{name}{figure}"]
         for figure in ("", "_right", "_answers", "_unscored", "_truncated")
     )
-    text = f"{value:.3f}" + ("" if isnan(right) else f", right {right:.3f}")
+    text = f"{HELD_OUT[name]} reward {value:.3f}" + ("" if isnan(right) else f", right {right:.3f}")
     left = [f"{unscored} have no reward"] * bool(unscored) + [f"{cut} were cut"] * bool(cut)
     return text + (f", of {answers} answers {', '.join(left)}" if left else "")

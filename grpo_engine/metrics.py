@@ -66,13 +66,13 @@ def _rewards(batch: Batch, correct_at: float) -> dict[str, Any]:
         "reward": sum(rewards) / len(rewards) if rewards else NONE,
         "right": sum(x >= correct_at for x in decided) / len(decided) if decided else NONE,
         "samples": int((~batch.anchors).sum()),
-        "scored": len(rewards),
+        "valid": len(rewards),
         "in_loss": int(batch.in_loss.sum()),
         "reward_std": batch.reward_std() if rewards else NONE,
         "reward_by_band": mean_by(bands, rewards, [1.0] * len(rewards)),
-        "scored_by_band": dict(Counter(bands)),
+        "valid_by_band": dict(Counter(bands)),
         "components": {name: sum(x) / len(x) for name, x in given.items() if x},
-        "scored_by_component": {name: len(x) for name, x in given.items()},
+        "components_over": {name: len(x) for name, x in given.items()},
     }
 
 

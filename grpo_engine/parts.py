@@ -108,6 +108,7 @@ def check_decider(config: RunConfig, scorer: Scorer) -> None:
         ("curriculum.shares", curriculum.shares is not None),
         ("curriculum.solved_share", curriculum.solved_share is not None),
         ("replay.mode clone", config.replay.mode == "clone"),
+        ("anchors.share", config.anchors.share > 0),
     ):
         if needs:
             raise UserError(f"{key} goes by right answers, and {NO_DECIDER}")

@@ -32,7 +32,6 @@ from .signals import StopSignals
 from .watch import Watch
 
 SKIPS_BEFORE_STOP = 5
-HELD_OUT = {"reward": "held-out", "regression": "regression"}
 
 
 class Trainer:
@@ -252,18 +251,7 @@ class Trainer:
             return
         clock = Clock()
         with clock("evaluate"):
-            found = {
-                name: evaluate(
-                    source,
-                    parts.scorer,
-                    self.sampler,
-                    self.config,
-                    state.step,
-                    self.display.sampling,
-                )
-                for name, source in (("reward", parts.heldout), ("regression", parts.regression))
-                if source is not None
-            }
+            found = evaluate(parts, self.config, state.step, self.display.sampling)
         rewards = {name: answers.rewards for name, answers in found.items()}
         with self.signals.shield():
             compared = self.watch.evaluated(state.step, rewards)["reward"]
@@ -281,8 +269,7 @@ class Trainer:
             self.state.unwritten = line
             self._write_metrics()
         self.display.say(
-            f"step {state.step}: "
-            + "  ".join(f"{HELD_OUT[name]} reward {evaluation_line(name, line)}" for name in found)
+            f"step {state.step}: " + "  ".join(evaluation_line(name, line) for name in found)
         )
         if self.watch.early_stop.best_step == state.step and state.step > 0:
             self._save()

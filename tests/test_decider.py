@@ -97,7 +97,7 @@ def test_neither_a_format_that_pays_nor_a_penalty_moves_what_is_right():
     assert found.causes == ["all_correct"]
     nobody = samples_of([[1, 1, 1, 1]], components=pays, decider=None)
     found = judge_samples(nobody, rules())
-    assert found.causes == ["low_variance"] and found.judged.states == ["valid"] * 4
+    assert found.causes == ["low_variance"] and found.judged.states == ["scored"] * 4
     assert make_batch(nobody, rules()).decided_of(range(4)) == []
 
 
@@ -154,6 +154,7 @@ def test_without_a_decider_no_rate_is_given_and_the_key_is_named(two, capsys):
         ("curriculum.shares", {"curriculum": {"shares": {0: [0.0, 0.5, 0.5]}}}),
         ("curriculum.solved_share", {"curriculum": {"solved_share": 0.5}}),
         ("replay.mode clone", {"replay": {"mode": "clone"}}),
+        ("anchors.share", {"anchors": {"share": 0.1, "column": "answer"}}),
     ],
 )
 def test_what_goes_by_right_answers_is_refused_without_a_decider(two, names, key, groups):

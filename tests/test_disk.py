@@ -271,7 +271,7 @@ def test_rollouts_hold_a_row_a_sample(tmp_path):
 
     assert column("reward") == [1.0, None, 0.0]
     assert column("components") == [[("f.a", x), ("g", None)] for x in (1.0, None, 0.0)]
-    assert column("state") == ["valid", "invalid", "budget"]  # 2 tokens of 256: no room was left
+    assert column("state") == ["scored", "invalid", "budget"]  # 2 tokens of 256: no room was left
     assert column("cause") == [None, "no reward applies", "the context was full"]
     assert (column("variant"), column("band"), column("round")) == ([2] * 3, ["hard"] * 3, [1] * 3)
     assert column("task") == ['{"answer": 3}'] * 3

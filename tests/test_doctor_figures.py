@@ -205,7 +205,7 @@ def test_the_figures_of_a_pilot():
     assert (found.groups, found.with_signal) == (3, 1)
     assert found.causes == {"all_correct": 1, "all_wrong": 1}
     # Cut after 4 of 20 tokens: by the context, which is a budget.
-    assert found.states == {"valid": 3, "budget": 1, "low": 2}
+    assert found.states == {"scored": 3, "budget": 1, "low": 2}
     assert found.truncated == pytest.approx(1 / 6) and found.invalid == 0
     # Of 2, 4, 6, 8, 8, 10 three quarters of the way from the fifth to the sixth.
     assert found.length_mean == pytest.approx(38 / 6) and found.length_p95 == 9.5
@@ -220,7 +220,7 @@ def test_anchors_are_no_samples_of_the_policy():
     batch = made_batch([1.0, 0.0], [[[9] * 2, [8] * 4]], anchors=[False, True])
     found = pilot.figures(batch, seconds=1.0, correct_at=1.0)
     assert found.with_signal == 1 and found.length_mean == 2
-    assert found.pass_rates == [1.0] and found.states == {"valid": 1}
+    assert found.pass_rates == [1.0] and found.states == {"scored": 1}
 
 
 def test_a_pilot_without_signal_has_no_price():

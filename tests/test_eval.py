@@ -180,6 +180,31 @@ def test_answers_and_their_figures(run, tmp_path, capsys):
     assert files_of(run) == before
 
 
+def test_cut_answers_are_right_only_if_the_run_or_the_command_says_so(run, capsys):
+    path = run / "config.yaml"
+    stored = path.read_text()
+    rates = []
+    for truncated, args in (("keep", []), ("mask", []), ("mask", ["--cut-counts"])):
+        path.write_text(stored.replace("truncated: keep", f"truncated: {truncated}"))
+        assert main(["eval", str(run), *args]) == 0
+        out = capsys.readouterr().out
+        assert "truncated   5 of 5 answers" in out
+        assert "+-          standard error over 5 tasks" in out
+        rates.append(figure(out, "pass rate"))
+        assert (", and not cut)" in out) == (truncated == "mask" and not args)
+    path.write_text(stored)
+    assert rates[0] == rates[2] > rates[1] == 0
+
+
+def test_a_pass_rate_needs_a_reward_that_decides(run, capsys):
+    path = run / "config.yaml"
+    stored = path.read_text()
+    path.write_text(stored.replace("decides: true", "decides: false"))
+    assert main(["eval", str(run)]) == 0
+    path.write_text(stored)
+    assert "pass rate   unknown: no reward is named" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("args", "text"),
     [

@@ -104,7 +104,7 @@ def test_rewards_of_steps_become_advantages_of_tokens():
 def test_what_steps_earn_counts_as_reward_and_makes_a_group_worth_keeping():
     found = judge_samples(with_steps(), rules())
     assert found.rewards.tolist() == [2.0, 5.0]
-    assert found.judged.states == ["valid", "valid"]
+    assert found.judged.states == ["scored", "scored"]
     assert found.causes == [None]  # or groups.no_signal resample would discard it
     # The means are equal, the steps are not; of a component of weight 0 they are nothing.
     equal = samples_of([[0, 0]], components={"s": [2.0, 2.0]}, steps={"s": STEPS}, decider="s")

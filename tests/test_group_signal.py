@@ -16,7 +16,7 @@ GROUP = 4
 def cause(
     rewards, states=None, gates=None, min_std=0.0, valid=None, ddof=0, decided=None, **config
 ) -> str | None:
-    states = states or ["valid"] * len(rewards)
+    states = states or ["scored"] * len(rewards)
     invalid = [s in ("invalid", "env_failed") for s in states]
     (found,) = signal_causes(
         np.array(rewards, float),
@@ -75,9 +75,9 @@ def test_spread_below_min_std_is_none():
         (["env_failed"] * 4, "environment"),
         (["env_failed", "env_failed", "env_failed", "invalid"], "environment"),
         (["env_failed", "invalid", "invalid", "invalid"], "all_malformed"),
-        (["valid", "env_failed", "env_failed", "invalid"], "environment"),
-        (["valid", "invalid", "invalid", "env_failed"], "all_malformed"),
-        (["valid", "valid", "invalid", "invalid"], "low_variance"),
+        (["scored", "env_failed", "env_failed", "invalid"], "environment"),
+        (["scored", "invalid", "invalid", "env_failed"], "all_malformed"),
+        (["scored", "scored", "invalid", "invalid"], "low_variance"),
     ],
 )
 def test_causes_of_groups_that_lost_samples(states, found):

@@ -49,7 +49,7 @@ def test_each_state_with_its_cause():
         invalid=["empty"],
     )
     assert list(zip(found.states, found.causes, strict=True)) == [
-        ("valid", None),
+        ("scored", None),
         ("low", "reward at most 0"),
         ("invalid", "the reward f timed out after 5 s"),
         ("invalid", "empty"),
@@ -66,7 +66,7 @@ def test_each_state_with_its_cause():
 
 def test_low_samples_stay():
     found = judged(of(), of(), totals=[0.2, 0.3], low_at=0.2)
-    assert found.states == ["low", "valid"]
+    assert found.states == ["low", "scored"]
     assert found.valid.tolist() == found.in_loss.tolist() == [True, True]
 
 
@@ -78,7 +78,7 @@ def test_no_reward_and_broken_format():
 
 def test_by_default_what_a_function_scored_keeps_its_reward():
     found = judged(of([1]), of([7] * 40), of(), texts=["", "aaaa", "a"], totals=[0.0, -1.0, 1.0])
-    assert found.states == ["low", "low", "valid"]
+    assert found.states == ["low", "low", "scored"]
     assert found.valid.tolist() == found.in_loss.tolist() == [True] * 3
 
 
@@ -124,7 +124,7 @@ def test_declared_rewards_keep_samples_in():
         invalid_reward=-1.0,
         env_failed_reward=-0.5,
     )
-    assert found.states == ["valid", "invalid", "env_failed"]
+    assert found.states == ["scored", "invalid", "env_failed"]
     assert found.valid.tolist() == found.in_loss.tolist() == [True] * 3
     assert found.rewards(np.array([1.0, NAN, 1.0])).tolist() == [1.0, -1.0, -0.5]
 

@@ -86,8 +86,10 @@ def test_the_line_for_a_person_says_what_is_left_out_and_nothing_else():
             "reward", {f"eval_reward{n}": v for n, v in zip(names, values, strict=True)}
         )
 
-    assert line(0.5, 0.25, 8, 0, 0) == "0.500, right 0.250"
-    assert line(0.5, float("nan"), 8, 2, 0) == "0.500, of 8 answers 2 have no reward"
+    assert line(0.5, 0.25, 8, 0, 0) == "held-out reward 0.500, right 0.250"
+    assert (
+        line(0.5, float("nan"), 8, 2, 0) == "held-out reward 0.500, of 8 answers 2 have no reward"
+    )
     assert line(0.5, 0.25, 8, 2, 3) == (
-        "0.500, right 0.250, of 8 answers 2 have no reward, 3 were cut"
+        "held-out reward 0.500, right 0.250, of 8 answers 2 have no reward, 3 were cut"
     )

@@ -33,11 +33,11 @@ def test_rewards_by_band_and_component():
     assert found["reward_std"] == pytest.approx((0.5 + 1.0 + 0.0) / 3)
     assert found["reward_by_band"] == {"easy": 0.5, "hard": 0.0, "medium": 2.0}
     assert found["components"] == {"a": 1.0, "c": 2.0}
-    assert found["scored_by_component"] == {"a": 5, "b": 0, "c": 1}
-    assert found["scored_by_band"] == {"easy": 2, "medium": 2, "hard": 1}
-    assert (found["samples"], found["scored"], found["in_loss"]) == (6, 5, 5)
+    assert found["components_over"] == {"a": 5, "b": 0, "c": 1}
+    assert found["valid_by_band"] == {"easy": 2, "medium": 2, "hard": 1}
+    assert (found["samples"], found["valid"], found["in_loss"]) == (6, 5, 5)
     assert found["invalid"] == 1 / 6 and found["env_failed"] == 0.0
-    assert found["states"] == {"valid": 3, "low": 2, "invalid": 1}
+    assert found["states"] == {"scored": 3, "low": 2, "invalid": 1}
 
 
 def test_a_step_without_a_valid_sample_has_no_reward_instead_of_0():
@@ -54,7 +54,7 @@ def test_anchors_are_counted_apart():
     batch = batch_of([[1, 1, 0], [1, 1]], anchors=anchors, lengths=[[2, 6, 50], [3, 5]])
     found = line(batch)
     assert (found["anchors"], found["reward"], found["samples"]) == (1, 1.0, 4)
-    assert found["states"] == {"valid": 4}
+    assert found["states"] == {"scored": 4}
     assert found["completion_length"] == 4.0  # (2 + 6 + 3 + 5) / 4
     assert found["group_size"] == found["effective_group_size"] == 2.0
     assert (found["tokens_sampled"], found["tokens_per_signal_group"]) == (16, 16.0)

@@ -43,7 +43,7 @@ def write_ledger(run: Path, ledger=LEDGER, **columns) -> Path:
                 "signal": len(set(counted)) > 1, "discarded": False,
                 "task": json.dumps({"answer": str(group)}), "prompt": "say", "sent": '"say"',
                 "sample": number, "completion": f"{text}<eos>", "text": text, "reward": reward,
-                "state": "valid" if valid else "invalid", "cause": None, "valid": valid,
+                "state": "scored" if valid else "invalid", "cause": None, "valid": valid,
                 "in_loss": valid, "anchor": False, "finish_reason": "stop", "policy_version": 0,
                 "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
                 "repetition_penalty": 1.0, "max_tokens": 9, "seed": 1, "adapter": "a",

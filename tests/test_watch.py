@@ -63,6 +63,8 @@ def test_a_run_without_further_gain_stops_and_says_so(scripted, tmp_path, capsys
     assert main(["train", str(path)]) == 3
     lines = metrics_of(config)
     assert [line.get("eval_reward") for line in lines] == [0.1, 0.3, 0.5, 0.5, 0.4, 0.45]
+    assert lines[-1]["stopped"].startswith("3 evaluations without a gain; best: step 2")
+    assert not any("stopped" in line for line in lines[:-1])
     out = capsys.readouterr().out
     assert "stopped after step 5, 1 of 6 left: 3 evaluations without a gain; " in out
     assert "best: step 2 (0.500), kept in checkpoints/" in out

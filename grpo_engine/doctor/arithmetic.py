@@ -8,7 +8,7 @@ from ..groups.advantages import compute_advantages
 from ..groups.preprocess import PercentileWindow
 from ..groups.rules import Rules
 from ..groups.signal import signal_causes
-from ..groups.states import VALID, Judged
+from ..groups.states import SCORED, Judged
 from ..rewards.total import Components
 from ..sample_config import ComponentConfig
 from .checks import FAIL, OK, WARNING, Check
@@ -24,7 +24,7 @@ def advantages_of(rewards: Sequence[float], rules: Rules) -> np.ndarray:
     """[n] float32 advantages of a group of valid samples with these totals, by a fresh window."""
     count, config = len(rewards), ComponentConfig()
     judged = Judged(
-        [VALID] * count,
+        [SCORED] * count,
         [None] * count,
         valid=np.ones(count, bool),
         in_loss=np.ones(count, bool),

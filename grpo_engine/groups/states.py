@@ -9,8 +9,8 @@ import numpy as np
 from ..rollout import Rollout
 from ..sample_config import GroupsConfig
 
-VALID, LOW, INVALID, ENV_FAILED, TRUNCATED, BUDGET = STATES = (
-    "valid",
+SCORED, LOW, INVALID, ENV_FAILED, TRUNCATED, BUDGET = STATES = (
+    "scored",
     "low",
     "invalid",
     "env_failed",
@@ -170,4 +170,4 @@ def _cut(rollout: Rollout) -> tuple[str, str] | None:
 def _answered(decided: float, config: GroupsConfig) -> tuple[str, str | None]:
     if decided <= config.low_at:
         return LOW, f"reward at most {config.low_at:g}"
-    return VALID, None
+    return SCORED, None
