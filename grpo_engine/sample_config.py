@@ -98,13 +98,16 @@ class ScoringConfig:
     """totals are replaced by their rank in the group, from -1 to 1, ties sharing theirs"""
     workers: int = 2
     """processes that run reward functions"""
+    calls_per_worker: int | None = 1000
+    """calls of functions after which a worker gives way to a new one, so that what they leak or
+    keep in globals does not live for the run; null: never"""
     max_failed: float = 0.5
     """a share of failed reward calls in a step above which the run stops"""
 
     def __post_init__(self) -> None:
         check_pair(self.clip_percentiles, "scoring.clip_percentiles", 0, 100)
-        for name, least in (("clip_window", 2), ("workers", 1)):
-            if getattr(self, name) < least:
+        for name, least in (("clip_window", 2), ("workers", 1), ("calls_per_worker", 1)):
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 raise UserError(
                     f"scoring.{name} must be at least {least}; given {getattr(self, name)}"
                 )

@@ -143,6 +143,20 @@ def notes_and_hangs(completions):
     time.sleep(600)
 
 
+def orphans(completions):
+    subprocess.run(["sh", "-c", "sleep 0.01 &"], check=True)
+    return [1.0] * len(completions)
+
+
+def daemonises(completions):
+    subprocess.run(["setsid", "sh", "-c", 'sleep 600 & echo $! > "$0"', completions[0]], check=True)
+    return [1.0] * len(completions)
+
+
+def pids(completions):
+    return [float(os.getpid())] * len(completions)
+
+
 def steps(completions):
     return [[StepReward(0, 2, 0.5), StepReward(2, 3, 1.0)]] * len(completions)
 
@@ -153,6 +167,14 @@ class Odd(float):
 
 def odd_steps(completions):
     return [[StepReward(0, 2, Odd(0.5))]] * len(completions)
+
+
+def half_steps(completions):
+    return [[StepReward(0.5, 2, 1.0)]] * len(completions)
+
+
+def words(completions):
+    return ["1.0"] * len(completions)
 
 
 def too_few(completions):

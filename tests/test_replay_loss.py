@@ -15,8 +15,8 @@ from grpo_engine.trainer import Trainer
 from runs import StoppingTrainer, metrics_of, tiny_config
 
 OLD = [
-    OldSample(0, [5, 6, 7], [8, 9, 1], 0.7, 1.0, 3, "v"),
-    OldSample(1, [5, 6], [20, 21, 22, 23, 1], 1.3, 1.0, 4, "v"),
+    OldSample(0, [5, 6, 7], [8, 9, 1], 0.7, 1.0, True, 3, "v"),
+    OldSample(1, [5, 6], [20, 21, 22, 23, 1], 1.3, 1.0, True, 4, "v"),
 ]
 TOKENS, WEIGHT = 8, 0.3
 

@@ -42,6 +42,20 @@ def test_steps_that_are_not_finite_make_their_own_sample_invalid(bad):
     assert totals(scores) == [1.0, None, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (StepReward(0, 1, None), r"returned None for the step \[0, 1\)"),
+        (StepReward(0, 1, "x"), "returned 'x' for a completion; expected a number"),
+        (StepReward("0", 1, 1.0), "a step from '0' to 1: give the numbers of tokens"),
+        (StepReward(0, None, 1.0), "a step from 0 to None: give the numbers of tokens"),
+    ],
+)
+def test_steps_that_are_no_numbers_are_an_error_that_names_the_function(step, said):
+    with pytest.raises(UserError, match=f"the reward r .*{said}"):
+        score(gives(None, [step], None))
+
+
 def test_steps_outside_their_completion_are_an_error():
     with pytest.raises(UserError, match=r"reward r, sample 1: the step \[0, 3\)"):
         score(gives(None, [StepReward(0, 3, 1.0)], None))

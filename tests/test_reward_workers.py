@@ -1,13 +1,18 @@
 """Reward functions in killable workers: every value is its own sample's, whatever dies."""
 
 import math
+import pathlib
+import pickle
 import random
+import re
 
 import pytest
 
 from grpo_engine.errors import UserError
 from grpo_engine.rewards import jobs as jobs_module
+from grpo_engine.rewards.frames import VALUES
 from grpo_engine.rewards.process import StepReward
+from grpo_engine.rewards.processes import _read_plain
 from grpo_engine.rewards.protocol import EnvFailed
 from grpo_engine.rewards.workers import Outcome, WorkerPool
 from reward_jobs import AMPLE_S, SHORT_S, job, spec
@@ -140,10 +145,23 @@ def test_functions_get_what_they_name_renamed_and_with_their_options():
 
 def test_arguments_and_values_of_every_size_and_kind_arrive():
     big = ["x" * 400_000 for _ in range(24)]  # more than a connection holds at once
-    with WorkerPool([spec("given", per_sample=True), spec("steps")]) as pool:
-        given, steps = pool.call([job(big), job(["a", "b"], index=1)])
+    specs = [spec("given", per_sample=True), spec("steps"), spec("odd_steps")]
+    with WorkerPool(specs) as pool:
+        given, steps, odd = pool.call([job(big), job(["a", "b"], index=1), job(["a"], index=2)])
+    assert odd.values == [[StepReward(0, 2, 0.5)]]
     assert given.values == [EnvFailed(repr([("completions", [text])])) for text in big]
     assert steps.values == [[StepReward(0, 2, 0.5), StepReward(2, 3, 1.0)]] * 2
+
+
+def test_of_what_a_worker_sends_only_plain_values_are_built():
+    answer = _read_plain(pickle.dumps((7, VALUES, [pathlib.PurePosixPath("x")])))
+    assert isinstance(answer, pickle.UnpicklingError)
+    assert re.search(r"an object of the class pathlib\S*\.PurePosixPath", str(answer))
+    assert _read_plain(pickle.dumps((7, VALUES, [EnvFailed("x")]))) == (
+        7,
+        VALUES,
+        [EnvFailed("x")],
+    )
 
 
 class NotThere:
@@ -160,7 +178,8 @@ class NotThere:
         ("text", {}, "the reward f returned str; it must return a list"),
         ("nothing", {}, "the reward f returned NoneType; it must return a list"),
         ("functions_back", {}, "the reward f returned '<function text.*expected a"),
-        ("odd_steps", {}, r"the reward f returned what can't be read: .*class .*\.Odd"),
+        ("half_steps", {}, r"the reward f returned a step from 0\.5 to 2: give the numbers"),
+        ("words", {}, r"the reward f returned '1\.0' for a completion; expected a number"),
         ("bonus", {}, "the reward f needs the argument 'answers', which is neither a column"),
         ("bonus", {"answers": [1.0]}, "'answers' of the reward f has 1 values for 2 completions"),
         ("given", {"c": [1, lambda: 0]}, "the argument 'c' of the reward f can't be sent"),

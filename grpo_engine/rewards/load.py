@@ -26,7 +26,7 @@ STAY_HERE = "exact length_penalty soft_overlong repetition reward_model".split()
 ONE_BY_ONE = "math format fuzzy python_tests reasoning_gym".split()
 COMPARE = ["length_normalized"]  # samples of a group
 ENSEMBLE = "ensemble"
-RUNNING = "timeout_s isolate workers max_failed".split()
+RUNNING = "timeout_s isolate workers calls_per_worker max_failed".split()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 from ..errors import UserError
 
 BETWEEN = (str(Path(__file__).parents[1]), os.path.dirname(asyncio.__file__), futures.__path__[0])
+CONTENT = "__grpo_content__"  # hash of a file that was imported here
 LONGEST_CAUSE = 300  # characters of an error's text: a line of a log
 
 
@@ -102,20 +103,40 @@ def _import_module(name: str) -> ModuleType:
         raise UserError(f"importing {name} raised {describe(error)}") from error
 
 
+def _module_name(path: Path, content: str) -> str:
+    """A name by which processes that the file's functions start can import it, where there is one.
+
+    Pools that spawn look a function up by the name of its module. The file's own name serves where
+    it leads to this file and to nothing else.
+    """
+    there = sys.modules.get(path.stem)
+    if there is None:
+        importlib.invalidate_caches()
+        found = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
+        origin = None if found is None else found.origin
+    else:
+        origin = getattr(there, "__file__", None)
+    if origin is not None and Path(origin).resolve() == path.resolve():
+        return path.stem
+    return f"grpo_reward_{path.stem}_{content}"
+
+
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UserError(f"no such reward file: {path}")
     content = hashlib.sha256(os.fsencode(path.resolve()) + path.read_bytes()).hexdigest()[:16]
-    name = f"grpo_reward_{path.stem}_{content}"
-    if name in sys.modules:
-        return sys.modules[name]
+    beside = str(path.resolve().parent)
+    if beside not in sys.path:
+        sys.path.append(beside)  # last: a helper's name hides no installed package
+    name = _module_name(path, content)
+    there = sys.modules.get(name)
+    if there is not None and vars(there).get(CONTENT) == content:
+        return there
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None:
         raise UserError(f"{path} is no Python file; a reward is given as file.py:function")
     module = importlib.util.module_from_spec(spec)
-    beside = str(path.resolve().parent)
-    if beside not in sys.path:
-        sys.path.append(beside)  # last: a helper's name hides no installed package
+    vars(module)[CONTENT] = content
     sys.modules[name] = module  # dataclasses and pickle look modules up by name
     try:
         spec.loader.exec_module(module)

@@ -85,14 +85,9 @@ class Zygote:
             raise UserError(f"a reward worker can't be started: {answer}")
         return Worker(answer, ours, self)
 
-    def end(self, pid: int) -> int | None:
-        """Kills a worker and all of its group; its wait status, None if nobody waited for it."""
-        try:
-            return self._ask(pickle.dumps(pid), COMMAND_S)
-        except ZygoteLost:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-            return None
+    def end(self, pid: int) -> int:
+        """Kills a worker and all of its group; its wait status. Raises ZygoteLost."""
+        return self._ask(pickle.dumps(pid), COMMAND_S)
 
     def close(self) -> None:
         """Ends it and all of its workers."""
@@ -129,6 +124,10 @@ class Worker:
 
     def __init__(self, pid: int, connection: socket.socket, zygote: Zygote) -> None:
         self.pid, self._connection, self._zygote = pid, connection, zygote
+        # Opened while the zygote still holds the id, for the day when it does no longer.
+        self._handle = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+        self.calls = 0
+        """of functions, that it has been asked for"""
         connection.setblocking(False)
         self._inbox = bytearray()
         self._outbox = memoryview(b"")
@@ -182,7 +181,16 @@ class Worker:
     def end(self) -> int | None:
         """Kills it; its wait status, None if nobody could wait for it."""
         self._connection.close()
-        return self._zygote.end(self.pid)
+        try:
+            return self._zygote.end(self.pid)
+        except ZygoteLost:  # and its id may be another's by now
+            if self._handle is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            return None
+        finally:
+            if self._handle is not None:
+                os.close(self._handle)
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,24 +67,48 @@ def plain_values(values: Any, name: str, count: int) -> list[Plain]:
             f"with one number, None or dict of components for each of the {count} completions"
         )
     if len(values) != count:
-        raise UserError(f"the reward {name} returned {len(values)} values for {count} completions")
+        raise UserError(
+            f"the reward {name} returned {len(values)} values for {count} completions: return a "
+            "list as long as completions"
+        )
     return [_plain(value, name) for value in values]
 
 
 def _plain(value: Any, name: str) -> Plain:
-    if value is None or isinstance(value, EnvFailed):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, EnvFailed):
+        return EnvFailed(str(value.cause))
     if isinstance(value, dict):
         return {str(part): _number(number, name) for part, number in value.items()}
     if isinstance(value, list) and all(isinstance(step, StepReward) for step in value):
-        return value
+        return [_plain_step(step, name) for step in value]
     return _number(value, name)
+
+
+def _plain_step(step: StepReward, name: str) -> StepReward:
+    try:
+        start, end = operator.index(step.start), operator.index(step.end)
+    except TypeError as error:
+        raise UserError(
+            f"the reward {name} returned a step from {step.start!r} to {step.end!r}: give the "
+            "numbers of tokens"
+        ) from error
+    reward = _number(step.reward, name)
+    if reward is None:
+        raise UserError(
+            f"the reward {name} returned None for the step [{start}, {end}): leave such a step "
+            "out, or return None for the whole sample"
+        )
+    return StepReward(start, end, reward)
 
 
 def _number(value: Any, name: str) -> float | None:
     if value is None:
         return None
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError("a text is no number, whatever it says")
         return float(value)
     except OverflowError:
         return math.inf

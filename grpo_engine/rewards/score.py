@@ -91,7 +91,7 @@ class Scorer:
         self._pool = None
         if self._isolated:
             specs = [leaf.spec for leaf in self._isolated]
-            self._pool = WorkerPool(specs, self.scoring.workers)
+            self._pool = WorkerPool(specs, self.scoring.workers, self.scoring.calls_per_worker)
         self.named = self._named_arguments()
         """arguments that a function names; of PASSED_WHEN_NAMED no others need to be there"""
 

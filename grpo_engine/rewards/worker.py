@@ -4,6 +4,8 @@ The first (the zygote) is started fresh, without torch or the trainer's threads,
 functions once, and then forks workers in milliseconds. It alone ends them and waits for them, so
 that no id of a process is ever mistaken. When its connection closes, for whatever reason, it kills
 all of them and exits: nothing outlives the trainer.
+
+What functions orphan comes to it (orphans.py).
 """
 
 import asyncio
@@ -14,21 +16,23 @@ import inspect
 import io
 import os
 import pickle
+import select
 import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from .frames import BEGUN, LARGEST, RAISED, REQUEST, VALUES, WRONG, pack, read_exactly, read_value
 from .load_function import describe, load_function, raised
+from .orphans import Orphans
 from .protocol import plain_values
 
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 LONGEST_COMMAND = 4096  # a number and a pid; the next command waits for the answer to this one
+REAP_S = 1.0  # between looks at what functions orphaned
 
 
 def main(control_fd: int) -> None:
@@ -50,11 +54,13 @@ def main(control_fd: int) -> None:
         return
     if sys.platform == "linux":  # children that left their worker's group come to us
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    helpers = _children()  # of the imported modules
     workers: set[int] = set()
+    orphans = Orphans(workers)
     try:
         control.sendall(pack(signatures))
         while True:
+            while not select.select([control], [], [], REAP_S)[0]:
+                orphans.reap()
             command, fds, *_ = socket.recv_fds(control, LONGEST_COMMAND, 1)
             if not command:
                 return
@@ -63,16 +69,12 @@ def main(control_fd: int) -> None:
                 connection = socket.socket(fileno=fds[0])
                 answer = _fork(control, connection, functions, workers)
             else:
-                answer = _end(pid)
-                workers.discard(pid)
-                _end_strays(workers | helpers)
+                answer = orphans.end_with(pid)
             control.sendall(pack(answer))
     except ConnectionError:
         return
     finally:
-        for pid in workers:
-            _end(pid)
-        _end_strays(set())
+        orphans.end_all()
 
 
 def serve(connection: socket.socket, functions: Sequence[Callable]) -> None:
@@ -205,25 +207,3 @@ def _fork(
     connection.close()
     workers.add(pid)
     return pid
-
-
-def _end(pid: int) -> int:
-    """Kills a worker with its group, before its id can be another's; returns its wait status."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    return os.waitpid(pid, 0)[1]
-
-
-def _end_strays(known: set[int]) -> None:
-    while strays := _children() - known:
-        for pid in strays:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-
-def _children() -> set[int]:
-    try:
-        listed = Path("/proc/thread-self/children").read_text()
-    except OSError:
-        return set()
-    return {int(pid) for pid in listed.split()}

@@ -41,13 +41,20 @@ class WorkerPool:
     then fail are failures, the others have values. One that hung or lost its process is called
     sample by sample from then on, so that it costs only time-outs of single samples.
 
-    workers: how many run side by side. Not to be used from several threads at once. Raises
-    UserError if a function can't be loaded.
+    workers: how many run side by side. calls_per_worker: after so many calls a worker gives way to
+    a new one, and what functions leaked ends with it; None: never. Not to be used from several
+    threads at once. Raises UserError if a function can't be loaded.
     """
 
-    def __init__(self, specs: Sequence[FunctionSpec], workers: int = 2) -> None:
+    def __init__(
+        self,
+        specs: Sequence[FunctionSpec],
+        workers: int = 2,
+        calls_per_worker: int | None = None,
+    ) -> None:
         if workers < 1:
             raise UserError(f"reward workers: at least 1 is needed; given {workers}")
+        self._calls_per_worker = math.inf if calls_per_worker is None else calls_per_worker
         self.restarts = 0
         """workers that were replaced"""
         self._specs, self._limit, self._folder = list(specs), workers, os.getcwd()
@@ -110,8 +117,12 @@ class WorkerPool:
 
     def _idle_worker(self) -> Worker:
         for worker in self._workers:
-            if worker not in self._requests:
+            if worker in self._requests:
+                continue
+            if worker.calls < self._calls_per_worker:
                 return worker
+            self._end(worker)
+            break
         try:
             worker = self._zygote.fork()
         except ZygoteLost as error:
@@ -147,6 +158,7 @@ class WorkerPool:
         request = Request(next(self._numbers), task, samples, one_by_one, deadline, BEGIN_S)
         data = request.packed()
         self._requests[worker] = request
+        worker.calls += len(samples) if one_by_one else 1
         worker.queue(data)
         self._send(worker)
 
