@@ -138,7 +138,7 @@ class SamplingConfig:
     repetition_penalty: float = 1.0
     """1.0: off"""
     max_tokens: int = 256
-    """of a completion; TRL's default"""
+    """of a completion"""
     stop: list[str] = field(default_factory=list)
     """strings that end a completion"""
     ignore_eos: bool = False
