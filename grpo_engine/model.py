@@ -17,6 +17,11 @@ from .lora import REFERENCE, TRAINED, attach_lora, is_adapter
 from .reference import check_reference
 from .support import check_model
 
+# transformers would put the adapter on the model without a word.
+BOTH = (
+    "{} holds a model and an adapter (adapter_config.json): move the adapter into a folder of its "
+    "own, and give that as lora.adapter if it is to be trained on"
+)
 ReferenceScope = Callable[[], AbstractContextManager[nn.Module]]
 
 
@@ -119,6 +124,8 @@ def load_causal_lm(config: ModelConfig, path: str, device: torch.device) -> nn.M
         )
     except Exception as error:  # of any type, by what is missing or damaged
         raise UserError(f"can't load a causal LM from {path}: {first_line(error)}") from error
+    if getattr(model, "peft_config", None):  # of the hub
+        raise UserError(BOTH.format(path))
     if missing := sorted(info["missing_keys"]):
         raise UserError(f"{path} lacks {len(missing)} weights of its model, {missing[0]} for one")
     if config.base == "4bit" and device.type == "cpu":
@@ -135,8 +142,15 @@ def _checked_source(path: str) -> str:
         if looks_local:
             raise UserError(f"no such model folder: {path} (a hub id is OWNER/NAME)")
         return path  # a hub id
+    adapter = (folder / "adapter_config.json").is_file()
     if not (folder / "config.json").is_file():
-        raise UserError(f"{path} has no config.json: it is no folder of a transformers model")
+        hint = ": it is an adapter: give its base here, and itself as lora.adapter"
+        raise UserError(
+            f"{path} has no config.json"
+            + (hint if adapter else ": it is no folder of a transformers model")
+        )
+    if adapter:
+        raise UserError(BOTH.format(path))
     if not any(folder.glob("*.safetensors")):
         raise UserError(
             f"{path} holds no *.safetensors: other formats are not loaded; convert it with "

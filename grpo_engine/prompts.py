@@ -107,11 +107,29 @@ def decode_all(
 ) -> list[str]:
     """The text of each sequence; equal ones, of which groups have many, are decoded once."""
     keys = [tuple(ids) for ids in sequences]
+    # After another token, for decoders of SentencePiece take a blank off the beginning.
+    before = tokenizer("a", add_special_tokens=False)["input_ids"]
+    start = len(tokenizer.decode(before, skip_special_tokens=skip_special_tokens))
     texts = {
-        ids: tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        ids: tokenizer.decode([*before, *ids], skip_special_tokens=skip_special_tokens)[start:]
         for ids in set(keys)
     }
     return [texts[ids] for ids in keys]
+
+
+def end_of_turn(tokenizer: Any) -> frozenset[int]:
+    """The special token with which the chat template ends an answer, which may be no EOS."""
+    if not getattr(tokenizer, "chat_template", None):
+        return frozenset()
+    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except Exception:  # a template that wants a system message, say: it ends as it may
+        return frozenset()
+    _, answered, rest = text.rpartition("answer")
+    ids = tokenizer(rest.lstrip(), add_special_tokens=False)["input_ids"] if answered else []
+    special = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
+    return frozenset(ids[:1]).intersection(special)
 
 
 def prompt_tail(tokenizer: Any, prompt_ids: Sequence[int]) -> str:

@@ -28,7 +28,7 @@ from .forward import (
 from .fused import fused
 from .kernels.grouped_attention import GroupLayout
 from .logits import LogitHead
-from .prompts import check_room, encode_prompt
+from .prompts import check_room, encode_prompt, end_of_turn
 from .rollout import Rollout, SamplingParams
 from .seats import Sample, Seats
 from .support import check_model
@@ -59,7 +59,7 @@ class GroupSampler:
         self.model, self.tokenizer = model, tokenizer
         self.slots, self.kv_bytes = slots, kv_bytes
         self.policy_version = 0
-        self.eos_ids = eos_ids(model, tokenizer)
+        self.eos_ids = eos_ids(model, tokenizer) | end_of_turn(tokenizer)
         self.stats = dict.fromkeys(
             ("kv_bytes_peak", "decode_steps", "prefill_tokens", "decode_tokens"), 0
         )

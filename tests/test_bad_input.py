@@ -73,6 +73,16 @@ def test_a_folder_without_a_tokenizer(good, capsys):
     assert "no tokenizer in ./bare" in fails(good, capsys)
 
 
+def test_a_model_folder_that_also_holds_an_adapter(good, capsys, model_folder):
+    # transformers would load the adapter into the model, and it would be trained, or lost.
+    shutil.copytree(model_folder, "both")
+    Path("both/adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    good["model"]["path"] = "./both"
+    assert "./both holds a model and an adapter" in fails(good, capsys)
+    Path("both/config.json").unlink()
+    assert "./both has no config.json: it is an adapter: give its base" in fails(good, capsys)
+
+
 def test_a_name_that_is_neither_a_folder_nor_on_the_hub(good, capsys, monkeypatch):
     import transformers
 

@@ -3,11 +3,20 @@
 import copy
 
 import pytest
-from tokenizers import processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
-from conftest import BOS, CHARS, EOS, make_tokenizer
+from conftest import BOS, CHARS, EOS, make_model, make_tokenizer
 from grpo_engine.errors import UserError
-from grpo_engine.prompts import check_room, encode_prompt, prompt_tail, to_messages
+from grpo_engine.prompts import (
+    check_room,
+    decode_all,
+    encode_prompt,
+    end_of_turn,
+    prompt_tail,
+    to_messages,
+)
+from grpo_engine.sampler import GroupSampler
 
 PAD_ID, EOS_ID, BOS_ID = 0, 1, 2
 USER = [{"role": "user", "content": "1+1"}]
@@ -138,3 +147,63 @@ def test_tail_is_what_the_model_saw_special_tokens_kept():
     assert prompt_tail(tokenizer, encode_prompt(tokenizer, USER)) == f"{BOS}u:1+1\na:"
     long = encode_prompt(tokenizer, "x" * 100 + "think")
     assert prompt_tail(tokenizer, long) == "x" * 27 + "think"
+
+
+def make_sentencepiece():
+    """As of Llama 2: a blank is part of the word, and a decoder takes the first one off."""
+    words = ["<unk>", "\u2581a", "\u2581", "7", "\u25817", "\u2581is", "."]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+@pytest.mark.parametrize(
+    ("sequence", "text"),
+    [([4], " 7"), ([3], "7"), ([5, 4, 6], " is 7."), ([2, 2, 3], "  7"), ([], ""), ([6], ".")],
+)
+def test_a_completion_keeps_the_blank_that_it_begins_with(sequence, text):
+    tokenizer = make_sentencepiece()
+    assert tokenizer.decode(sequence) == text.removeprefix(" ")
+    assert decode_all(tokenizer, [sequence], skip_special_tokens=True) == [text]
+
+
+def test_special_tokens_are_kept_or_skipped_in_the_text_of_a_completion():
+    sequence = [*ids(" 7"), EOS_ID]
+    for skip, text in ((True, " 7"), (False, f" 7{EOS}")):
+        assert decode_all(make_tokenizer(), [sequence] * 2, skip_special_tokens=skip) == [text] * 2
+
+
+TURNS = "{% for m in messages %}{{ m.role }}:{{ m.content }}@@{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("end", "special"),
+    [
+        ("<|im_end|>\n", True),  # ChatML on a base model, whose EOS is another
+        (" <|im_end|>", True),
+        (EOS, True),
+        ("\n", False),
+        ("", False),
+        ("x", False),  # a word may also stand inside an answer
+    ],
+)
+def test_an_answer_ends_where_the_template_ends_a_turn(end, special):
+    tokenizer = make_tokenizer()
+    added = AddedToken("<|im_end|>", special=True)
+    tokenizer.add_special_tokens({"additional_special_tokens": [added]})
+    tokenizer.chat_template = TURNS.replace("@@", end)
+    name = end.strip()
+    expected = {tokenizer.convert_tokens_to_ids(name)} if special else set()
+    assert end_of_turn(tokenizer) == expected
+    model = make_model(vocab_size=len(tokenizer))
+    assert GroupSampler(model, tokenizer).eos_ids == expected | {EOS_ID}
+
+
+def test_a_template_that_refuses_a_plain_conversation_ends_it_as_it_may():
+    tokenizer = make_tokenizer()
+    assert end_of_turn(tokenizer) == frozenset()
+    tokenizer.chat_template = "{{ raise_exception('no system message') }}"
+    assert end_of_turn(tokenizer) == frozenset()
