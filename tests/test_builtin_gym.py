@@ -114,7 +114,7 @@ def test_the_answer_is_taken_out_before_it_is_scored():
         "Answer:\n16\nDone.",
         "<answer>15</answer> then <answer> 16 </answer> the answer is 1",
         "<answer>16</answer><answer>15</answer>",
-        r"so \boxed{15} or \boxed{16}, the answer is 3",
+        r"so \boxed{15}. No: \boxed{16}, the answer is 3",
         r"\boxed{\frac{1}{2}}",
         "First 7, then 9.\n16",
         "First 16, then 9.\n7",

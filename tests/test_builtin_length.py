@@ -55,7 +55,7 @@ def test_length_normalized_does_not_depend_on_the_order_of_the_samples():
 
 def test_length_normalized_leaves_out_what_can_not_be_judged():
     # The first has no readable gold; without its 100 tokens the others are 2 and 4 long.
-    got = length_normalized(["42", "42", "41"], ids(100, 2, 4), ["abc", "42", "42"], [0, 0, 0])
+    got = length_normalized(["42", "42", "41"], ids(100, 2, 4), ["??", "42", "42"], [0, 0, 0])
     assert got == [None, 0.5, -0.5]
 
 

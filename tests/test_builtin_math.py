@@ -29,7 +29,7 @@ def test_the_gold_of_gsm8k_counts_from_its_mark_on():
     assert math(["0.5", "7"], [gold] * 2) == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("gold", ["abc", "", None])
+@pytest.mark.parametrize("gold", ["??", "", None])
 def test_a_gold_answer_that_is_no_mathematics_gives_none(gold):
     assert score("42", gold) is None
 
@@ -74,12 +74,12 @@ def test_a_time_out_gives_none_and_spares_the_others(monkeypatch, name):
 
     def slow(*arguments, **options):
         assert options["raise_on_error"] and 5 in options.values()
-        if "13" in map(str, arguments):
+        if any("k" in str(argument) for argument in arguments):
             raise TimeoutException
         return real(*arguments, **options)
 
     monkeypatch.setattr(math_verify, name, slow)
-    assert math(["42", "13", "40"], ["42"] * 3) == [1.0, None, 0.0]
+    assert math(["$2x$", "$3k$", "$4x$"], ["x + x"] * 3) == [1.0, None, 0.0]
 
 
 def test_a_comparison_that_fails_is_wrong(monkeypatch):
@@ -87,4 +87,4 @@ def test_a_comparison_that_fails_is_wrong(monkeypatch):
         raise NotImplementedError
 
     monkeypatch.setattr(math_verify, "verify", broken)
-    assert math(["42"], ["42"]) == [0.0]
+    assert math(["$2x$", "$x+x$"], ["x + x"] * 2) == [0.0, 1.0]  # the second is the same text

@@ -13,6 +13,7 @@ from ..groups.batch import Origin
 from ..groups.fingerprints import Fingerprint
 from ..groups.make import Samples, judge_samples
 from ..groups.rules import Rules
+from ..rewards.builtin.golds import first_gold
 from ..rewards.score import Scorer
 from ..rollout import Rollout, SamplingParams
 from ..taskset import TaskSet, score_answers
@@ -83,7 +84,7 @@ def probe(
     Raises UserError as the scorer does.
     """
     answers = {t: source.tasks[t].columns.get(answer_column) for t in tasks}
-    gold = {t: str(a) for t, a in answers.items() if a is not None}
+    gold = {t: text for t, a in answers.items() if (text := first_gold(a)) is not None}
     texts: list[dict[str, str]] = []
     for task in tasks:
         others = [a for t, a in gold.items() if t != task]

@@ -16,7 +16,7 @@ from typing import Any
 from ..data import Task
 from ..errors import UserError
 from ..sample_config import RewardConfig
-from .builtin import BUILTIN
+from .builtin import BUILTIN, gold_reader
 from .builtin.ensemble import check_rule
 from .load_function import FunctionSpec, load_function
 
@@ -77,15 +77,31 @@ def load_rewards(configs: Sequence[RewardConfig], answer_column: str = "answer")
 
 
 def check_answers(rewards: Sequence[Reward], tasks: Sequence[Task]) -> None:
-    """UserError for a task without the answer that a built-in compares with."""
+    """UserError, naming the row, for an answer that a built-in can't compare with."""
     for reward in [m for r in rewards for m in (r.members or (r,))]:
         for column in reward.renames.values():
-            for task in tasks:
-                if task.columns.get(column) is None:
-                    raise UserError(
-                        f"the reward {reward.name} needs the answer in the column {column!r}, "
-                        f"which row {task.row} of the data lacks; set data.answer_column"
-                    )
+            read = gold_reader(reward.config.function, reward.config.options)
+            bad = [(task, why) for task in tasks if (why := _unread(task, column, read))]
+            if not bad:
+                continue
+            task, why = bad[0]
+            more = f" (and {len(bad) - 1} more rows)" if len(bad) > 1 else ""
+            raise UserError(
+                f"the reward {reward.name} needs the answer in the column {column!r}, which "
+                f"row {task.row} of the data{more} {why}; mend the data, or set data.answer_column"
+            )
+
+
+def _unread(task: Task, column: str, read: Callable) -> str | None:
+    answer = task.columns.get(column)
+    if answer is None:
+        return "lacks"
+    try:
+        read(answer)
+    except ValueError as error:
+        text = repr(answer)
+        return f"can't give: {text if len(text) <= 60 else text[:60] + '...'}: {error}"
+    return None
 
 
 def version_of(rewards: Sequence[Reward], *settings: Any) -> str:

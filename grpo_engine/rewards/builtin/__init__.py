@@ -5,16 +5,20 @@
 Each takes lists over the samples under the names TRL uses (`prompts`, `completions`,
 `completion_ids`, and columns of the data), options by keyword, and returns a number or None (can't
 be judged, which is not 0) per completion. A completion is a string or chat messages. `answers` are
-the gold answers, `groups` the number of each sample's group. Options are checked before anything
-else, so a call with empty lists checks them.
+the gold answers: a text, a number, or a list of them, any of which is right; for one that is
+nothing of this the reward is None. `groups` is the number of each sample's group. Options are
+checked before anything else, so a call with empty lists checks them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from .ensemble import combine_members, ensemble
+from .golds import golds_of
 from .gym import reasoning_gym, reasoning_gym_tasks
 from .length import length_normalized, length_penalty, repetition, soft_overlong
 from .math_answer import math
+from .math_gold import read_golds
 from .model import reward_model
 from .options import text_of
 from .outside import for_trl
@@ -38,6 +42,13 @@ BUILTIN: dict[str, Callable] = {
     )
 }
 
+
+def gold_reader(function: str, options: Mapping[str, Any]) -> Callable[[Any], list]:
+    """What a built-in reads a row's gold answer with; it raises ValueError, which says why."""
+    as_math = function == "math" or options.get("compare", "math") == "math"
+    return golds_of if function in ("exact", "fuzzy") or not as_math else read_golds
+
+
 __all__ = [
     "BUILTIN",
     "combine_members",
@@ -46,6 +57,7 @@ __all__ = [
     "for_trl",
     "format",
     "fuzzy",
+    "gold_reader",
     "length_normalized",
     "length_penalty",
     "math",

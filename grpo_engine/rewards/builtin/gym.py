@@ -1,21 +1,18 @@
 """Tasks of reasoning-gym and the reward by its scorers, whose traps are kept out."""
 
 import json
-import re
-from collections.abc import Iterator
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
 from ...errors import UserError, require
 from .options import require_bool, require_int, text_of
+from .spans import boxed, said, tagged
 
 ENTRY_COLUMN = "gym_entry"
 PROBED_ROWS = 16
 # No answer to anything: a scorer that gives it full marks would teach nothing.
 PROBE = "qqq no answer qqq"
-TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-SAID = re.compile(r"\banswer(?:\s+is\s*:?|\s*:)[\s*$]*", re.IGNORECASE)
 
 
 def reasoning_gym(
@@ -89,29 +86,16 @@ def _dataset(name: str, config: str) -> Any:
 
 def _answers(text: str) -> list[str]:
     """The answer, or where nothing marks it the texts that may be it."""
-    tagged = TAGGED.findall(text)
-    if tagged:
-        return [tagged[-1].strip()]
-    boxed = list(_boxed(text))
-    if boxed:
-        return [boxed[-1].strip()]
-    said = list(SAID.finditer(text))
-    if said:
-        rest = text[said[-1].end() :]
+    marked = tagged(text)
+    marked = boxed(text) if marked is None else marked
+    if marked is not None:
+        return [marked]
+    rest = said(text)
+    if rest is not None:
         line = rest.partition("\n")[0]
-        return [line.rstrip("*$ ").removesuffix(".").rstrip("*$ "), rest.strip()]
+        return [line.strip("*$ ").removesuffix(".").rstrip("*$ "), rest.lstrip("*$ ")]
     whole = text.strip()
     return [whole, whole.rpartition("\n")[2].strip()]
-
-
-def _boxed(text: str) -> Iterator[str]:
-    for match in re.finditer(r"\\boxed\s*\{", text):
-        depth = 1
-        for end in range(match.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0:
-                yield text[match.end() : end]
-                break
 
 
 def _score(dataset: Any, answer: str, entry: dict) -> float | None:

@@ -21,7 +21,9 @@ SENTENCE = re.compile(r"[.;!](?:\s|$)|,?\s(?:because|since|which)\s|\n")
 CHOSEN = re.compile(r"(?<![A-Za-z\\(])(?:\(([A-Z])\)|([A-Z]))(?![A-Za-z'])")
 ALONE = re.compile(r"(?:\(([A-Z])\)|([A-Z])(?:[.):]|$))")
 LAST_CHOSEN = re.compile(r"\(([A-Z])\)|\b(?:option|choice)\s+([A-Z])\b", re.IGNORECASE)
-PROSE = re.compile(r"(?!(?:sqrt|sin|cos|tan|log|ln|pi)\b)[A-Za-z]{2,}[.,:;]?|.*[^\W\dA-Za-z_]{2,}.*")
+PROSE = re.compile(
+    r"(?!(?:sqrt|sin|cos|tan|log|ln|pi)\b)[A-Za-z]{2,}[.,:;]?|.*[^\W\dA-Za-z_]{2,}.*"
+)
 
 
 def math(

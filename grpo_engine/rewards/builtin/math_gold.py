@@ -50,8 +50,8 @@ def read_gold(text: str) -> Gold:
     text = clean(text)
     answer = boxed(text) or (said(text) if WORD.search(text) else None) or text
     plain = unwrapped(answer).strip()
-    if not folded(answer):
-        raise ValueError("it is empty")
+    if re.search(r"[^\W_]|\\[a-z]", plain) is None:
+        raise ValueError("it has no letter and no digit")
     if number := read_number(plain):
         return Gold(folded(answer), number=number)
     if chosen := CHOICE.fullmatch(plain):

@@ -4,12 +4,26 @@ import re
 
 WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 SIGNS = {
-    **{c: "-" for c in "−–‐‑"},
+    **{c: "-" for c in "\u2212\u2013\u2010\u2011"},
     **{c: " " for c in "\u3000\u00a0"},
     **dict.fromkeys("\u2009\u202f\u200b", r"\,"),
     **{"。": ".", "、": ",", "¥": "$", "€": "$", "£": "$", "₹": "$", "°": r"^\circ "},
-    **{"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ", "π": r"\pi ", "±": r"\pm "},
-    **{"∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in "},
+    **{
+        "\u00d7": r"\times ",
+        "·": r"\cdot ",
+        "⋅": r"\cdot ",
+        "÷": r"\div ",
+        "π": r"\pi ",
+        "±": r"\pm ",
+    },
+    **{
+        "∞": r"\infty ",
+        "≤": r"\le ",
+        "≥": r"\ge ",
+        "\u222a": r"\cup ",
+        "∩": r"\cap ",
+        "∈": r"\in ",
+    },
     **{"²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"},
 }
 TABLE = str.maketrans(SIGNS) | WIDE
@@ -31,7 +45,7 @@ SUBSTITUTIONS = [
         (r"\\%", "%"),
         (r"\\(?=\$)", ""),
         (r"-\s*\$\s*(?=[\d.])", "-"),
-        (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])", " degrees "),
+        (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degree(?![a-zA-Z])", " degrees "),
     )
 ]
 WRAPPED = re.compile(
@@ -41,8 +55,8 @@ WRAPPED = re.compile(
 DELIMITERS = re.compile(r"\$+|\\[()\[\]]")
 # Abbreviations, which may follow a number at once.
 UNIT_WORDS = frozenset(
-    "m cm mm km nm g kg mg s ms h hr hrs min mins ml mL l L lb lbs oz ft in yd mi mph kph Hz W kW V "
-    "A J N K C F am pm AM PM st nd rd th B GB MB KB sq c ct cc".split()
+    "m cm mm km nm g kg mg s ms h hr hrs min mins ml mL l L lb lbs oz ft in yd mi mph kph Hz W kW "
+    "V A J N K C F am pm AM PM st nd rd th B GB MB KB sq c ct cc".split()
 )
 # Words that say that it is no plain number with its unit.
 NO_UNITS = frozenset(
