@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM raise Interrupted at once, but never in the middle of a change of state."""
+"""Signals that end a run raise Interrupted at once, but never in the middle of a change."""
 
 import signal
 import threading
@@ -8,11 +8,12 @@ from types import FrameType
 
 from .errors import Interrupted
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: its terminal is gone
 
 
 class StopSignals:
-    """A context in which the stopping signals raise Interrupted.
+    """A context in which the stopping signals raise Interrupted; those ignored before, as under
+    nohup, stay so.
 
     Outside the main thread, where Python can't handle signals, it does nothing.
     """
@@ -25,7 +26,8 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
-            self._previous = {s: signal.signal(s, self._handle) for s in STOPPING}
+            heard = [s for s in STOPPING if signal.getsignal(s) is not signal.SIG_IGN]
+            self._previous = {s: signal.signal(s, self._handle) for s in heard}
         return self
 
     def __exit__(self, *_: object) -> None:

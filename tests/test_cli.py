@@ -77,22 +77,40 @@ def steps_written(workplace: Path) -> list[int]:
     return [json.loads(line)["step"] for line in lines]
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_saves_the_last_whole_step_and_the_run_goes_on(workplace, signum, code):
     process = start(workplace)
     wait_for_steps(workplace, 3, process)
     process.send_signal(signum)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == code
+    assert process.returncode == 128 + signum
     assert "--resume" in err and "Traceback" not in err
     newest = load_checkpoint(list_checkpoints(workplace / "run" / "checkpoints")[-1])
     done = steps_written(workplace)
     assert done == list(range(1, newest.values["state"]["step"] + 1))
     more = str(len(done) + 2)
     finished = start(workplace, "--resume", "--train.steps", more)
-    assert finished.wait(timeout=120) == 0, finished.communicate()
+    out, err = finished.communicate(timeout=120)
+    assert finished.returncode == 0, err
+    said = f"resuming at step {len(done)} of {more} (checkpoint step-{len(done):06d})"
+    assert out.splitlines()[0] == said
     assert steps_written(workplace) == list(range(1, len(done) + 3))
     assert (workplace / "run" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_a_key_held_down_stops_as_once(workplace):
+    process = start(workplace)
+    wait_for_steps(workplace, 3, process)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.005)
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in err and "Exception ignored" not in err
+    newest = load_checkpoint(list_checkpoints(workplace / "run" / "checkpoints")[-1])
+    assert steps_written(workplace)[-1] == newest.values["state"]["step"]
 
 
 def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(workplace):

@@ -137,13 +137,14 @@ def test_only_the_newest_checkpoints_are_kept(model_folder, tmp_path):
     assert names == ["step-000005", "step-000006"]
 
 
-def test_a_run_stopped_before_its_first_checkpoint_begins_again(model_folder, tmp_path):
+def test_a_run_stopped_before_its_first_checkpoint_begins_again(model_folder, tmp_path, capsys):
     config = tiny_config(model_folder, tmp_path, train={"steps": 2})
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')  # kill -9 left it
     with pytest.raises(UserError, match="--resume"):
         Trainer(config)
     Trainer(config, resume=True).run()
+    assert "no checkpoint to resume from: the run starts over" in capsys.readouterr().out
     lines = metrics_of(config)
     assert [line["step"] for line in lines] == [1, 2] and lines[0]["loss"] != 0.5
 

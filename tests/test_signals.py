@@ -11,7 +11,7 @@ from grpo_engine.errors import Interrupted
 from grpo_engine.signals import StopSignals
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_outside_of_a_shield_is_raised_at_once(signum):
     reached = False
     with StopSignals(), pytest.raises(Interrupted) as caught:
@@ -65,6 +65,25 @@ def test_error_inside_of_a_shield_is_not_hidden_by_a_signal():
         # The signal is kept for the next chance to stop.
         with pytest.raises(Interrupted), signals.shield():
             pass
+
+
+def test_ignored_signals_stay_ignored():
+    """As SIGHUP under nohup, and SIGINT of a job that a script put into the background."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals():
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_once_a_stop_is_under_way_further_signals_do_nothing():
+    with StopSignals() as signals:
+        with signals.shield():
+            signal.raise_signal(signal.SIGTERM)
+            signals.ignore()
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_handlers_of_before_are_restored():
