@@ -103,7 +103,12 @@ def test_step_without_any_reward_is_an_error_that_names_the_functions():
 
 @pytest.mark.parametrize(
     "values",
-    [(1, 0, 1, 0), np.array([1, 0, 1, 0]), torch.tensor([1.0, 0, 1, 0]), [True, 0, "1", 0]],
+    [
+        (1, 0, 1, 0),
+        np.array([1, 0, 1, 0]),
+        torch.tensor([1.0, 0, 1, 0]),
+        [True, 0, np.float32(1), 0],
+    ],
 )
 def test_any_sequence_of_numbers_will_do(values):
     assert totals(run(lambda **_: values)) == [1.0, 0.0, 1.0, 0.0]
@@ -121,6 +126,7 @@ WRONG_RETURNS = {
     "set": {0.0, 1.0, 2.0, 3.0},  # as long as it should be, but in no order
     "scalar tensor": torch.tensor(1.0),
     "list with a word": [1, "good", 0, 0],
+    "list with a number as text": [1, "1", 0, 0],
     "list with a list": [1, [1, 2], 0, 0],
     "nested components": [1, {"form": {"nested": 1}}, 0, 0],
 }

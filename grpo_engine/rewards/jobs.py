@@ -30,6 +30,8 @@ class Job:
     """of a call, be it of all samples or of one"""
     split: bool = True
     """call it sample by sample when a call of all samples failed; not if it compares samples"""
+    most_failures: int | None = None
+    """when more samples have failed, nothing is gained by trying the others"""
 
 
 @dataclass
@@ -58,6 +60,12 @@ class Task:
     """samples to be called one by one"""
     unbegun: int = 0
     """requests that no worker began"""
+    probing: bool = False
+    """one sample goes first, alone"""
+    answered: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    """samples, of those called one by one"""
 
     @classmethod
     def of(
@@ -97,10 +105,18 @@ class Task:
         """A sample failed; if it was a call of all, they are tried one by one or fail together."""
         if request.one_by_one:
             self.outcome.failures[sample] = cause
+            self.failed += 1
         elif self.job.split and self.job.count > 1:
             self.split()
         else:
             self.outcome.failures = [cause] * self.job.count
+
+    def give_up(self) -> None:
+        """The samples that are waiting fail untried."""
+        cause = f"given up after {self.failed} of {self.job.count} failed"
+        for sample in self.waiting:
+            self.outcome.failures[sample] = cause
+        self.waiting.clear()
 
 
 @dataclass(eq=False)

@@ -1,6 +1,5 @@
 """Calls the reward functions of a step, each where it runs, and puts their answers side by side."""
 
-import copy
 import inspect
 import math
 from collections.abc import Sequence
@@ -11,11 +10,11 @@ from ..errors import UserError
 from ..sample_config import ComponentConfig, ScoringConfig
 from .builtin.ensemble import combine_members
 from .decider import find_decider
+from .here import call_here
 from .load import Reward, version_of
-from .load_function import raised
 from .loop import LoopThread
 from .process import check_steps
-from .protocol import EnvFailed, Plain, accepted, plain_values
+from .protocol import EnvFailed
 from .total import Components, StepRows, prepare_components
 from .workers import Job, Outcome, WorkerPool
 
@@ -157,7 +156,7 @@ class Scorer:
     def _call_all(
         self, arguments: dict[str, Any], columns: dict[str, list], count: int
     ) -> dict[int, Outcome]:
-        jobs = []
+        jobs, most = [], int(self.scoring.max_failed * count)
         for index, leaf in enumerate(self._isolated):
             jobs.append(
                 Job(
@@ -167,13 +166,14 @@ class Scorer:
                     count,
                     leaf.config.timeout_s,
                     split=not leaf.config.compares,
+                    most_failures=most,
                 )
             )
         outcomes = self._pool.call(jobs) if jobs else []
         found = {id(leaf): o for leaf, o in zip(self._isolated, outcomes, strict=True)}
         for leaf in self._leaves:
             if leaf.spec is None:
-                found[id(leaf)] = _call_here(leaf, arguments | columns, count, self._loop)
+                found[id(leaf)] = call_here(leaf, arguments | columns, count, self._loop, most)
         return found
 
     def _combined(self, reward: Reward, outcomes: dict[int, Outcome]) -> Outcome:
@@ -273,34 +273,3 @@ def _enter_number(
         scores.failures[sample] = f"the reward {name} returned {number}"
     else:
         scores.components[name][sample] = number
-
-
-def _call_here(reward: Reward, arguments: dict[str, Any], count: int, loop: LoopThread) -> Outcome:
-    """In this process: all samples at once; one by one, to find the culprits, if that raises."""
-    try:
-        return Outcome(_run(reward, arguments, count, loop), [None] * count)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        if reward.config.compares or count == 1:
-            return Outcome([None] * count, [raised(error)] * count)
-    single = [
-        _call_here(reward, {n: _only(v, i) for n, v in arguments.items()}, 1, loop)
-        for i in range(count)
-    ]
-    return Outcome([o.values[0] for o in single], [o.failures[0] for o in single])
-
-
-def _only(value: Any, i: int) -> Any:
-    return value[i : i + 1] if isinstance(value, list) else value
-
-
-def _run(reward: Reward, arguments: dict[str, Any], count: int, loop: LoopThread) -> list[Plain]:
-    renamed = {name: arguments[column] for name, column in reward.renames.items()}
-    # Copies: a function that edits its arguments must not edit the data or the samples.
-    signature = inspect.signature(reward.function)
-    given = copy.deepcopy(accepted(signature, arguments | renamed, reward.name))
-    values = reward.function(**given)
-    if inspect.isawaitable(values):
-        values = loop.run(values, reward.config.timeout_s)
-    return plain_values(values, reward.name, count)

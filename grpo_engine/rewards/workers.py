@@ -31,6 +31,9 @@ BEGIN_TRIES = 3
 CHUNK_S = (0.005, 0.02)
 # Of a function that has hung or lost its process: two that hang in one chunk wait for one another.
 WARY_CHUNK = 4
+# So many samples that time out, with none that answers: what the function asks is down. Of one that
+# hangs on half of its samples, by chance, one call in 256 looks like that.
+DOWN_AFTER = 8
 
 
 class WorkerPool:
@@ -39,7 +42,9 @@ class WorkerPool:
     A function is called once for all samples. If that call takes longer than its time-out, raises
     or loses its process, it is called sample by sample, each with the whole time-out; samples that
     then fail are failures, the others have values. One that hung or lost its process is called
-    sample by sample from then on, so that it costs only time-outs of single samples.
+    sample by sample from then on, so that it costs only time-outs of single samples. One of which
+    nothing but time-outs is heard is given up for the call, and tried with a single sample in the
+    next.
 
     workers: how many run side by side. calls_per_worker: after so many calls a worker gives way to
     a new one, and what functions leaked ends with it; None: never. Not to be used from several
@@ -61,6 +66,7 @@ class WorkerPool:
         self._one_by_one = {i for i, spec in enumerate(specs) if spec.per_sample}
         self._chunk = [1] * len(self._specs)
         self._wary: set[int] = set()
+        self._down: set[int] = set()
         self._numbers = itertools.count(1)
         self._workers: list[Worker] = []
         self._requests: dict[Worker, Request] = {}
@@ -103,8 +109,7 @@ class WorkerPool:
             self._renew_zygote()
         tasks = [self._task(job) for job in jobs]
         while True:
-            while len(self._requests) < self._limit and any(t.ready for t in tasks):
-                ready = (task for task in tasks if task.ready)
+            while len(self._requests) < self._limit and (ready := self._ready(tasks)):
                 # A call of all samples can't be shared out later, so it comes first.
                 self._ask(self._idle_worker(), max(ready, key=lambda task: task.whole))
             if not self._requests:
@@ -113,7 +118,13 @@ class WorkerPool:
 
     def _task(self, job: Job) -> Task:
         one_by_one = job.split and job.spec in self._one_by_one
-        return Task.of(job, self._specs[job.spec], self._zygote.signatures[job.spec], one_by_one)
+        task = Task.of(job, self._specs[job.spec], self._zygote.signatures[job.spec], one_by_one)
+        task.probing = one_by_one and job.spec in self._down
+        return task
+
+    def _ready(self, tasks: Sequence[Task]) -> list[Task]:
+        asked = {id(request.task) for request in self._requests.values()}
+        return [t for t in tasks if t.ready and not (t.probing and id(t) in asked)]
 
     def _idle_worker(self) -> Worker:
         for worker in self._workers:
@@ -151,7 +162,7 @@ class WorkerPool:
             fair = math.ceil(len(task.waiting) / self._limit)
             size = min(self._chunk[task.job.spec], fair)
             if task.job.spec in self._wary:
-                size = min(size, WARY_CHUNK)
+                size = 1 if task.probing else min(size, WARY_CHUNK)
             samples = [task.waiting.popleft() for _ in range(size)]
         task.whole = False
         deadline = time.monotonic() + BEGIN_S
@@ -212,12 +223,25 @@ class WorkerPool:
             del self._requests[worker]
         if request.done and request.one_by_one:
             self._adapt_chunk(task.job.spec, len(request.samples), now - request.started)
+        if request.one_by_one:
+            task.answered += 1
+            task.probing = False
+            self._down.discard(task.job.spec)
         if kind == RAISED:
             task.fail(request, sample, content)
+            self._give_up_if_hopeless(task)
         elif request.one_by_one:
             (task.outcome.values[sample],) = content
         else:
             task.outcome.values = content
+
+    def _give_up_if_hopeless(self, task: Task) -> None:
+        most = task.job.most_failures
+        if task.timed_out >= (1 if task.probing else DOWN_AFTER) and not task.answered:
+            self._down.add(task.job.spec)
+            task.give_up()
+        elif most is not None and task.failed > most:
+            task.give_up()
 
     def _adapt_chunk(self, spec: int, size: int, took_s: float) -> None:
         """The number of samples that are handed out at a time."""
@@ -241,8 +265,10 @@ class WorkerPool:
             self._wary.add(task.job.spec)
             if task.job.split:
                 self._one_by_one.add(task.job.spec)
+            task.timed_out += request.one_by_one and cause is not None
         if request.one_by_one:
             task.waiting.extendleft(reversed(unanswered))
+            self._give_up_if_hopeless(task)
 
     def _replace(self, worker: Worker) -> int | None:
         self.restarts += 1
