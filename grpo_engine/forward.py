@@ -69,15 +69,15 @@ def check_reach(model: nn.Module, prompt: int, completion: int) -> None:
 
 
 @contextmanager
-def evaluating(model: nn.Module, *, as_trained: bool = False) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """eval() for a while; afterwards every module's training flag is exactly what it was.
 
-    `as_trained`: without dropout, but otherwise by the arithmetic of the training forward, so that
-    a ratio of log-probs starts at exactly 1: 8-bit linears compute differently in eval mode.
+    But for 8-bit linears: on a CPU those round in eval mode alone, and by what stands in the batch,
+    so that neither ratios would begin at 1 nor samples have the log-probs of the trainer.
     """
     training = [(module, module.training) for module in model.modules()]
     model.eval()
-    for module in model.modules() if as_trained else ():
+    for module in model.modules():
         module.training = type(module).__name__ == "Linear8bitLt"
     try:
         yield

@@ -19,7 +19,7 @@ MicroBatches = Sequence[Sequence[int]]  # sample numbers
 def score_logprobs(model: nn.Module, batch: Batch, micros: MicroBatches) -> dict[int, Tensor]:
     """Log-probs [len] of each sample under `model`, in eval mode, by the route of the loss."""
     scored: dict[int, Tensor] = {}
-    with evaluating(model, as_trained=True):
+    with evaluating(model):
         for micro in micros:
             logp, _ = _logprobs(model, batch, micro)
             lengths = [len(batch.rollouts[s].completion_ids) for s in micro]

@@ -65,7 +65,7 @@ def _micro_batches(samples: Sequence[OldSample], token_budget: int) -> list[list
 
 @torch.no_grad()
 def _reference_logp(reference: ReferenceScope, samples: Sequence[OldSample]) -> Tensor:
-    with reference() as model, evaluating(model, as_trained=True):
+    with reference() as model, evaluating(model):
         return _logp(model, samples)
 
 

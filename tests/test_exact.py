@@ -99,6 +99,19 @@ def test_quantised_linears_are_read_back_for_a_while(tmp_path, base):
     assert torch.equal(hidden(causal, RARE), own)
 
 
+def test_samples_of_8_bit_linears_have_the_logprobs_of_the_trainer(tmp_path):
+    save_model_folder(tmp_path)
+    config = ModelConfig(path=str(tmp_path), dtype="float32", base="8bit", device="cpu")
+    policy = load_policy(config, LoraConfig(rank=2), needs_reference=False, resume=None)
+    prompt, params = list(range(20, 40)), SamplingParams(max_tokens=8, ignore_eos=True)
+    (group,) = GroupSampler(policy.model).generate([prompt], 4, params)
+    completions = [rollout.completion_ids for rollout in group]
+    policy.model.train()
+    logp, _ = completion_logprobs(policy.model, [prompt] * 4, completions, [1.0] * 4)
+    sampled = torch.cat([rollout.logp_sampler for rollout in group])
+    torch.testing.assert_close(sampled, logp.detach(), atol=2e-5, rtol=0)
+
+
 def test_a_run_with_the_default_dtype_trains_an_erratic_model(tmp_path, capsys):
     folder = save_model_folder(tmp_path / "model")
     erratic_model().save_pretrained(folder)

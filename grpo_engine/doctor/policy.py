@@ -39,7 +39,7 @@ def logprobs(policy: Policy, rollouts: Sequence[Rollout], token_budget: int) -> 
     """Of the completions of one group, in micro-batches under a budget of tokens."""
 
     def scored(model: nn.Module) -> Tensor:
-        with evaluating(model, as_trained=True):
+        with evaluating(model):
             return _forward(model, rollouts, token_budget)
 
     reference = None

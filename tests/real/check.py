@@ -143,8 +143,7 @@ def quantised_rows(folder: Path, model: Path, dtype: str, base: str) -> Iterator
     """Two steps on quantised linears."""
     changes = {"model": {"base": base}, "train": {"steps": 2}}
     grpo("train", config(folder, model, dtype, base, **changes))
-    # Its own noise: 8-bit linears round by what stands in the batch.
-    for row in trained_rows(folder / base, GAP["bfloat16"]):
+    for row in trained_rows(folder / base, GAP[dtype]):
         yield Row(f"{base}: {row.name}", row.value, row.limit)
     said = grpo("sample", folder / base, TASKS[0], "-n", 1, "--max-tokens", 8).strip()
     yield Row(f"{base}: sample: no answer", int(not said), 0)
