@@ -6,6 +6,7 @@ from grpo_engine.data import Task
 from grpo_engine.errors import UserError
 from grpo_engine.rewards.builtin import exact, fuzzy
 from grpo_engine.rewards.builtin import math as math_reward
+from grpo_engine.rewards.builtin.gym import read_entry
 from grpo_engine.rewards.load import check_answers, load_rewards
 from grpo_engine.sample_config import RewardConfig
 from math_pairs import PAIRS
@@ -93,3 +94,25 @@ def test_math_refuses_what_it_can_not_read_and_exact_takes_it(gold, why):
 def test_called_by_itself_a_reward_gives_none_for_it(gold):
     for function in (exact, fuzzy, math_reward):
         assert function(["1"], [gold]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ([{"input": 1, "output": 2}], "tests are a text of asserts"),
+        ("assert f(1 == 2", "it is no Python"),
+    ],
+)
+def test_the_tests_of_python_tests_are_read_at_the_start_too(value, why):
+    rewards = load_rewards([RewardConfig("python_tests")])
+    good = [Task(3, "p", {"tests": ["assert f(1) == 2"]}), Task(4, "p", {"tests": None})]
+    check_answers(rewards, good)
+    with pytest.raises(UserError, match=f"'tests', which row 5 of the data can't give: .*{why}"):
+        check_answers(rewards, [*good, Task(5, "p", {"tests": value})])
+
+
+@pytest.mark.parametrize("entry", [None, "{}", "no JSON"])
+def test_an_entry_that_no_gym_task_has_is_refused(entry):
+    assert read_entry('{"dataset": "d", "config": {}, "entry": {}}') == ["d", {}, {}]
+    with pytest.raises(ValueError, match="never wrote it"):
+        read_entry(entry)

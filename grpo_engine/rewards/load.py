@@ -16,7 +16,7 @@ from typing import Any
 from ..data import Task
 from ..errors import UserError
 from ..sample_config import RewardConfig
-from .builtin import BUILTIN, gold_reader
+from .builtin import BUILTIN, OWN_COLUMNS, gold_reader
 from .builtin.ensemble import check_rule
 from .load_function import FunctionSpec, load_function
 
@@ -79,26 +79,28 @@ def load_rewards(configs: Sequence[RewardConfig], answer_column: str = "answer")
 def check_answers(rewards: Sequence[Reward], tasks: Sequence[Task]) -> None:
     """UserError, naming the row, for an answer that a built-in can't compare with."""
     for reward in [m for r in rewards for m in (r.members or (r,))]:
-        for column in reward.renames.values():
-            read = gold_reader(reward.config.function, reward.config.options)
+        read = gold_reader(reward.config.function, reward.config.options)
+        own = OWN_COLUMNS.get(reward.config.function, [])
+        for column in [*reward.renames.values(), *own]:
             bad = [(task, why) for task in tasks if (why := _unread(task, column, read))]
             if not bad:
                 continue
             task, why = bad[0]
             more = f" (and {len(bad) - 1} more rows)" if len(bad) > 1 else ""
+            advice = "mend the data" if own else "mend the data, or set data.answer_column"
             raise UserError(
                 f"the reward {reward.name} needs the answer in the column {column!r}, which "
-                f"row {task.row} of the data{more} {why}; mend the data, or set data.answer_column"
+                f"row {task.row} of the data{more} {why}; {advice}"
             )
 
 
 def _unread(task: Task, column: str, read: Callable) -> str | None:
     answer = task.columns.get(column)
-    if answer is None:
-        return "lacks"
     try:
         read(answer)
     except ValueError as error:
+        if answer is None:
+            return "lacks"
         text = repr(answer)
         return f"can't give: {text if len(text) <= 60 else text[:60] + '...'}: {error}"
     return None

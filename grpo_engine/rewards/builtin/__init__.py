@@ -15,14 +15,14 @@ from typing import Any
 
 from .ensemble import combine_members, ensemble
 from .golds import golds_of
-from .gym import reasoning_gym, reasoning_gym_tasks
+from .gym import ENTRY_COLUMN, read_entry, reasoning_gym, reasoning_gym_tasks
 from .length import length_normalized, length_penalty, repetition, soft_overlong
 from .math_answer import math
 from .math_gold import read_golds
 from .model import reward_model
 from .options import text_of
 from .outside import for_trl
-from .python_tests import python_tests
+from .python_tests import python_tests, read_tests
 from .text import exact, format, fuzzy
 
 BUILTIN: dict[str, Callable] = {
@@ -42,15 +42,22 @@ BUILTIN: dict[str, Callable] = {
     )
 }
 
+# Columns that a built-in reads beside the answers, and with what.
+OWN_COLUMNS = {"python_tests": ["tests", "test"], "reasoning_gym": [ENTRY_COLUMN]}
+OWN_READERS: dict[str, Callable] = {"python_tests": read_tests, "reasoning_gym": read_entry}
+
 
 def gold_reader(function: str, options: Mapping[str, Any]) -> Callable[[Any], list]:
     """What a built-in reads a row's gold answer with; it raises ValueError, which says why."""
+    if function in OWN_READERS:
+        return OWN_READERS[function]
     as_math = function == "math" or options.get("compare", "math") == "math"
     return golds_of if function in ("exact", "fuzzy") or not as_math else read_golds
 
 
 __all__ = [
     "BUILTIN",
+    "OWN_COLUMNS",
     "combine_members",
     "ensemble",
     "exact",

@@ -143,6 +143,14 @@ def _unplain(value: dict) -> Any:
     return value
 
 
+def read_entry(packed: Any) -> list:
+    """The entry of a row; ValueError, which says why, for what the reward can't use."""
+    try:
+        return list(_unpacked(packed))
+    except UserError as error:
+        raise ValueError("reasoning_gym_tasks never wrote it; take the rows it returns") from error
+
+
 def _unpacked(packed: str) -> tuple[str, dict, dict]:
     try:
         row = json.loads(packed, object_hook=_unplain)

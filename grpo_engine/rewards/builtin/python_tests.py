@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from ...errors import UserError
 from .options import is_number, require_bool, require_int, require_option, text_of
@@ -74,6 +75,16 @@ def python_tests(
         jobs.append({"code": code, "tests": own, "entry_point": entry, **limits} if own else None)
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(_run, jobs))
+
+
+def read_tests(value: Any) -> list[str]:
+    """The tests of a row, [] for null; ValueError, which says why, for what can't be run."""
+    tests = [value] if isinstance(value, str) else value or []
+    if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
+        raise ValueError("tests are a text of asserts, or a list of such texts")
+    if not all(map(_is_python, tests)):
+        raise ValueError("it is no Python")
+    return tests
 
 
 def _row_tests(tests: str | Sequence[str] | None, test: str | None, entry: str | None) -> list[str]:
