@@ -1,13 +1,24 @@
 """A finished run as something that can be used: its policy in memory, or a folder of weights."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
-from .config import RunConfig
+import torch
+from torch import nn
+
+from .config import ModelConfig, RunConfig
 from .disk import write_folder
 from .errors import UserError
-from .model import Policy, load_policy
+from .forward import causal_lm
+from .model import Policy, load_causal_lm, load_policy
 from .parsing import load_run
+from .resume import probe
+
+PROBED = "A farmer has 17 sheep. All but 9 run away, so she buys 4 more. How many are there now?"
+# Of the log-probs of PROBED, in the mean: merged weights are rounded once more than those of an
+# adapter beside its base, and a model merged wrongly is off by whole nats.
+MERGE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 
 
 def open_run(run: Path, step: int | None = None) -> tuple[RunConfig, Policy]:
@@ -17,30 +28,58 @@ def open_run(run: Path, step: int | None = None) -> tuple[RunConfig, Policy]:
     return config, policy
 
 
-def export_run(run: Path, out: Path, step: int | None, merge: bool) -> None:
-    """Copies the weights of a run to `out`, or merges its adapter into a copy of the base model.
+def export_run(run: Path, out: Path, step: int | None, merge: bool) -> float | None:
+    """Copies the weights of a run to `out`, or merges its adapter into a copy of the base model in
+    full precision; returns by how many nats the log-probs of a text differ then, in the mean.
 
-    Raises UserError if `out` exists, or for a merge into quantised weights, which would round.
+    Raises UserError if `out` exists, or the merged model is another one than the policy.
     """
     if out.exists():
         raise UserError(f"{out} exists; give a folder that does not")
     config, weights = _weights(run, step)
     if not merge or config.lora is None:
         write_folder(out, lambda folder: shutil.copytree(weights, folder, dirs_exist_ok=True))
-        return
-    if config.model.base != "none":
-        raise UserError(
-            f"can't merge into the {config.model.base} weights of this run: they would be rounded; "
-            "export without --merge and load the adapter on the full-precision base"
-        )
-    policy = open_run(run, step)[1]
-    merged = policy.model.merge_and_unload()
+        return None
+    model = replace(config.model, base="none")
+    policy = load_policy(model, config.lora, needs_reference=False, resume=weights)
+    return merge_policy(policy, model, out)
+
+
+def merge_policy(policy: Policy, config: ModelConfig, out: Path) -> float:
+    """Writes the policy with its adapter merged, which it has no longer afterwards, to `out`."""
+    ids = policy.tokenizer(PROBED)["input_ids"]
+    wanted = torch.tensor(probe(policy.model, ids))
+    merged = Policy(_merged(policy.model), policy.tokenizer, policy.device, reference=None)
+    gap = float("nan")
 
     def write(folder: Path) -> None:
-        merged.save_pretrained(str(folder))
-        policy.tokenizer.save_pretrained(str(folder))
+        nonlocal gap
+        merged.save(folder)
+        loaded = load_causal_lm(config, str(folder), policy.device)
+        gap = float((torch.tensor(probe(loaded, ids)) - wanted).abs().mean())
+        if not gap <= MERGE_TOLERANCE[config.dtype]:
+            raise UserError(
+                f"the merged model differs from the policy by {gap:.3g} nats on the tokens of a "
+                "text: nothing is written; export without --merge and load the adapter on its base"
+            )
 
     write_folder(out, write)
+    return gap
+
+
+def _merged(model: nn.Module) -> nn.Module:
+    """The base model with the adapter merged, its head untied where embeddings alone changed."""
+    config = causal_lm(model).config.get_text_config()
+    head = causal_lm(model).get_output_embeddings()
+    if config.tie_word_embeddings and isinstance(head, nn.Linear):
+        head.weight = nn.Parameter(head.weight.detach().clone())
+    merged = model.merge_and_unload()
+    head, embeddings = merged.get_output_embeddings(), merged.get_input_embeddings()
+    if config.tie_word_embeddings and torch.equal(head.weight, embeddings.weight):
+        head.weight = embeddings.weight
+    else:
+        config.tie_word_embeddings = merged.config.tie_word_embeddings = False
+    return merged
 
 
 def run_config(run: Path) -> RunConfig:

@@ -1,16 +1,28 @@
 """LoRA through peft: attached, loaded whole, refused where it would be ignored."""
 
-import copy
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from .config import LoraConfig, ModelConfig
 from .errors import UserError, first_line, require
 from .forward import head_of
+from .paths import absolute
 
-TRAINED, REFERENCE = "default", "reference"  # names of adapters; peft saves "default" unprefixed
+TRAINED = "default"  # peft saves the adapter of this name unprefixed
+# What else an adapter's config may ask for changes the base model, or makes the forward depend on
+# more than hidden states.
+KNOWN = set(
+    "task_type peft_type auto_mapping peft_version base_model_name_or_path revision inference_mode "
+    "r target_modules exclude_modules lora_alpha lora_dropout fan_in_fan_out bias use_rslora "
+    "modules_to_save init_lora_weights layers_to_transform layers_pattern rank_pattern "
+    "alpha_pattern megatron_core trainable_token_indices eva_config use_dora runtime_config "
+    "lora_bias ensure_weight_tying".split()
+)
+LEAVE_THE_BASE = True, False, "gaussian", "orthogonal", "eva"  # values of init_lora_weights
 
 
 def is_adapter(model: nn.Module) -> bool:
@@ -19,47 +31,37 @@ def is_adapter(model: nn.Module) -> bool:
 
 
 def attach_lora(
-    base: nn.Module,
-    config: ModelConfig,
-    lora: LoraConfig,
-    resume: Path | None,
-    needs_reference: bool,
+    base: nn.Module, config: ModelConfig, lora: LoraConfig, weights: Path | None
 ) -> nn.Module:
-    """A peft model of `base` with a new adapter, or the one of `resume` or `lora.adapter`.
+    """A peft model of `base` with a new adapter, or that of the folder `weights`.
 
-    An adapter that training continues is loaded a second time, frozen, to be the reference.
-    Raises UserError if it doesn't fit the model.
+    Raises UserError if it doesn't fit the model, or would train what can't be saved with it.
     """
     peft = require("peft", "train", "LoRA")
     base.requires_grad_(False)
-    if lora.adapter is None:
-        targets = _named_targets(base, lora.targets)
+    if weights is None:
         adapter = peft.LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,
-            target_modules=targets,
+            target_modules=_named_targets(base, lora.targets),
             lora_dropout=lora.dropout,
             task_type="CAUSAL_LM",
         )
     else:
-        _adapter_file(Path(lora.adapter))
-        adapter = _adapter_config(lora.adapter)
+        _adapter_file(weights)
+        adapter = _adapter_config(weights)
         adapter.inference_mode = False
         adapter.lora_dropout = lora.dropout
-    adapter.base_model_name_or_path = config.path
     try:
         model = peft.get_peft_model(base, adapter, adapter_name=TRAINED)
     except ValueError as error:
-        raise UserError(f"lora.targets don't fit the model: {first_line(error)}") from error
+        what = "lora.targets don't fit" if weights is None else f"the adapter in {weights} doesn't fit"
+        raise UserError(f"{what} the model: {first_line(error)}") from error
+    # Not before: peft takes the name that the model was loaded by.
+    adapter.base_model_name_or_path = absolute(config.path)
     head_of(model)  # refuses an adapter on the head
-    if start := resume or (lora.adapter and Path(lora.adapter)):
-        load_adapter(model, start, TRAINED)
-    if lora.adapter is not None and needs_reference and config.reference is None:
-        frozen = copy.deepcopy(adapter)
-        frozen.inference_mode = True
-        model.add_adapter(REFERENCE, frozen)
-        load_adapter(model, Path(lora.adapter), REFERENCE)
-        model.set_adapter(TRAINED)
+    if weights is not None:
+        load_adapter(model, weights)
     return model
 
 
@@ -75,14 +77,27 @@ def _named_targets(base: nn.Module, targets: str | list[str]) -> str | list[str]
     return targets
 
 
-def _adapter_config(folder: str) -> Any:
+def _adapter_config(folder: Path) -> Any:
     peft = require("peft", "train", "LoRA")
     try:
-        adapter = peft.PeftConfig.from_pretrained(folder)
+        adapter = peft.PeftConfig.from_pretrained(str(folder))
     except Exception as error:
         raise UserError(f"{folder} has no readable adapter_config.json: {error!r}") from error
     if adapter.peft_type != peft.PeftType.LORA:
         raise UserError(f"{folder} is a {adapter.peft_type.value} adapter; only LoRA can train on")
+    plain = vars(peft.LoraConfig())
+    for name, value in vars(adapter).items():
+        if name not in KNOWN and value and value != plain.get(name):
+            raise UserError(
+                f"the adapter in {folder} has {name}: {value!r}, which is not supported: merge it "
+                "into its model, and give that as model.path"
+            )
+    if adapter.init_lora_weights not in LEAVE_THE_BASE:
+        raise UserError(
+            f"the adapter in {folder} was begun by {adapter.init_lora_weights}, which changes the "
+            "base model: save it as a plain one (path_initial_model_for_weight_conversion of peft)"
+        )
+    adapter.init_lora_weights, adapter.eva_config = True, None  # they are loaded
     return adapter
 
 
@@ -95,8 +110,8 @@ def _adapter_file(folder: Path) -> Path:
     return file
 
 
-def load_adapter(model: nn.Module, folder: Path, name: str) -> None:
-    """Loads the adapter weights of `folder` into the adapter `name` of a peft model.
+def load_adapter(model: nn.Module, folder: Path) -> None:
+    """Loads the adapter weights of `folder` into a peft model.
 
     Raises UserError unless every key lands and every parameter of the adapter gets one: keys that
     don't match would leave the base model without its adapter and say nothing.
@@ -109,15 +124,34 @@ def load_adapter(model: nn.Module, folder: Path, name: str) -> None:
         state = load_file(_adapter_file(folder))
     except (OSError, SafetensorError) as error:
         raise UserError(f"the adapter in {folder} is damaged: {error}") from error
-    wanted = set(peft.get_peft_model_state_dict(model, adapter_name=name))
-    if missing := sorted(wanted ^ set(state)):
+    wanted = peft.get_peft_model_state_dict(
+        model, adapter_name=TRAINED, save_embedding_layers=False
+    ).keys()
+    _drop_embeddings(state, wanted, model, folder)
+    if missing := sorted(wanted ^ state.keys()):
         raise UserError(
             f"the adapter in {folder} doesn't fit the model: {len(missing)} keys have no "
             f"counterpart, {missing[0]} for one; was it made for another model?"
         )
     try:
-        peft.set_peft_model_state_dict(model, state, adapter_name=name)
+        peft.set_peft_model_state_dict(model, state, adapter_name=TRAINED)
     except RuntimeError as error:  # the sizes differ
         raise UserError(
             f"the adapter in {folder} doesn't fit the model: {first_line(error)}"
         ) from error
+
+
+def _drop_embeddings(
+    state: dict[str, Tensor], wanted: Set[str], model: nn.Module, folder: Path
+) -> None:
+    """Without the base's embeddings, which peft puts beside adapters on them, if they are ours."""
+    base = model.state_dict()
+    for name in [n for n in state if n not in wanted and n in base]:
+        theirs, ours = state.pop(name), base[name].cpu()
+        if theirs.shape != ours.shape or not (
+            torch.equal(theirs.to(ours.dtype), ours) or torch.equal(theirs, ours.to(theirs.dtype))
+        ):
+            raise UserError(
+                f"the adapter in {folder} comes with another {name} ({list(theirs.shape)}) than "
+                f"the model's ({list(ours.shape)}): put that into the model of model.path"
+            )

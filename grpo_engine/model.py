@@ -13,7 +13,7 @@ from torch import nn
 from .config import LoraConfig, ModelConfig
 from .errors import UserError, first_line, require
 from .forward import head_of
-from .lora import REFERENCE, TRAINED, attach_lora, is_adapter
+from .lora import TRAINED, attach_lora, is_adapter, load_adapter
 from .reference import check_reference
 from .support import check_model
 
@@ -56,13 +56,14 @@ def load_policy(
 ) -> Policy:
     """Model, tokenizer, LoRA and reference; weights from the folder `resume` where it is given."""
     device = pick_device(config.device)
+    weights = resume or (Path(lora.adapter) if lora and lora.adapter else None)
     tokenizer = load_tokenizer(config)
     all_weights_from = str(resume) if resume is not None and lora is None else config.path
     base = load_causal_lm(config, all_weights_from, device)
-    model = base if lora is None else attach_lora(base, config, lora, resume, needs_reference)
+    model = base if lora is None else attach_lora(base, config, lora, weights)
     reference = None
     if needs_reference:
-        reference = _reference(model, config, lora, device, resumed=resume is not None)
+        reference = _reference(model, config, lora, device, resume)
     policy = Policy(model, tokenizer, device, reference)
     if reference is not None:
         check_reference(policy.trainable().items(), reference)
@@ -199,8 +200,7 @@ def _reference(
     config: ModelConfig,
     lora: LoraConfig | None,
     device: torch.device,
-    *,
-    resumed: bool,
+    resume: Path | None,
 ) -> ReferenceScope:
     if config.reference is not None:
         frozen = load_causal_lm(config, config.reference, device)
@@ -213,10 +213,12 @@ def _reference(
             )
         return _frozen(frozen)
     if lora is None:
-        if resumed:  # the weights in hand have moved on since
+        if resume is not None:  # the weights in hand have moved on since
             return _frozen(load_causal_lm(config, config.path, device))
         return _frozen(copy.deepcopy(model))
-    return _second_adapter(model) if lora.adapter is not None else _adapter_off(model)
+    if lora.adapter is None:
+        return _adapter_off(model)
+    return _as_given(model, Path(lora.adapter), resume)
 
 
 def _frozen(model: nn.Module) -> ReferenceScope:
@@ -238,13 +240,26 @@ def _adapter_off(model: nn.Module) -> ReferenceScope:
     return scope
 
 
-def _second_adapter(model: nn.Module) -> ReferenceScope:
+def _as_given(model: nn.Module, adapter: Path, resume: Path | None) -> ReferenceScope:
+    """The model with the adapter that training began with: whatever of it trains is exchanged, be
+    it outside of the adapter's own layers, as biases are."""
+    if resume is not None:
+        load_adapter(model, adapter)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    others = [p.detach().clone() for p in trained]
+    if resume is not None:
+        load_adapter(model, resume)
+
+    def exchange() -> None:
+        for i, parameter in enumerate(trained):
+            parameter.data, others[i] = others[i], parameter.data
+
     @contextmanager
     def scope() -> Iterator[nn.Module]:
-        model.set_adapter(REFERENCE, inference_mode=True)
+        exchange()
         try:
             yield model
         finally:
-            model.set_adapter(TRAINED)
+            exchange()
 
     return scope

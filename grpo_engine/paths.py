@@ -20,6 +20,11 @@ def path_of(text: str) -> Path:
     return Path(_expanded(text, "the command line"))
 
 
+def absolute(path: str) -> str:
+    """The full path of what is there; else, as for an id of the hub, the text as it is."""
+    return os.path.abspath(path) if os.path.exists(path) else path
+
+
 def _expanded(path: str, where: str) -> str:
     try:
         os.fsencode(path)
