@@ -71,6 +71,7 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> None:
         try:
             temporary.mkdir(parents=True)
             write(temporary)
+            _open_to_readers(temporary)
             for path in (temporary, *temporary.rglob("*")):
                 _sync(path)
             old = _put(temporary, target)
@@ -80,6 +81,13 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> None:
         _sync(target.parent)
     if old is not None:
         remove_folder(old)
+
+
+def _open_to_readers(folder: Path) -> None:
+    """Files as the umask wants them: safetensors writes its own for the user alone."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(folder.stat().st_mode & 0o666)
 
 
 def remove_folder(folder: Path) -> None:

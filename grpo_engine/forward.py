@@ -31,9 +31,10 @@ def head_of(model: nn.Module) -> Head:
     module, config = causal.get_output_embeddings(), causal.config.get_text_config()
     if module is None:
         raise UserError(f"{type(causal).__name__} has no output head")
-    if hasattr(module, "lora_A"):
+    if hasattr(module, "lora_A") or hasattr(module, "token_adapter"):
         raise UserError(
-            "LoRA on the output head (lm_head) is not supported: take it out of lora.targets"
+            "an adapter on the output head (lm_head) is not supported, nor one on tokens of "
+            "embeddings that are also the head: take it out of lora.targets, or merge the adapter"
         )
     scale = getattr(config, "logit_scale", None) or 1.0  # Cohere
     scale /= getattr(config, "logits_scaling", None) or 1.0  # Granite

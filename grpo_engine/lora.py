@@ -20,7 +20,7 @@ KNOWN = set(
     "r target_modules exclude_modules lora_alpha lora_dropout fan_in_fan_out bias use_rslora "
     "modules_to_save init_lora_weights layers_to_transform layers_pattern rank_pattern "
     "alpha_pattern megatron_core trainable_token_indices eva_config use_dora runtime_config "
-    "lora_bias ensure_weight_tying".split()
+    "ensure_weight_tying".split()
 )
 LEAVE_THE_BASE = True, False, "gaussian", "orthogonal", "eva"  # values of init_lora_weights
 
@@ -55,7 +55,9 @@ def attach_lora(
     try:
         model = peft.get_peft_model(base, adapter, adapter_name=TRAINED)
     except ValueError as error:
-        what = "lora.targets don't fit" if weights is None else f"the adapter in {weights} doesn't fit"
+        what = (
+            "lora.targets don't fit" if weights is None else f"the adapter in {weights} doesn't fit"
+        )
         raise UserError(f"{what} the model: {first_line(error)}") from error
     # Not before: peft takes the name that the model was loaded by.
     adapter.base_model_name_or_path = absolute(config.path)

@@ -42,12 +42,13 @@ ADAPTERS = {
     "a whole norm": {"modules_to_save": ["norm", "input_layernorm"]},
     "biases": {"bias": "all"},
     "biases of LoRA layers": {"bias": "lora_only"},
-    "a bias of its own": {"lora_bias": True},
     "orthogonal": {"init_lora_weights": "orthogonal"},
 }
 REFUSED = {
     "on the head": ({"target_modules": ["q_proj", "lm_head"]}, "head"),
     "PiSSA": ({"init_lora_weights": "pissa"}, "pissa"),
+    "a bias that can't be merged": ({"lora_bias": True}, "lora_bias"),
+    "tokens of a tied head": ({"trainable_token_indices": [5]}, "head"),
     "activated": ({"alora_invocation_tokens": [5, 6]}, "alora_invocation_tokens"),
     "layers twice": ({"layer_replication": [[0, 2], [0, 2]]}, "layer_replication"),
 }
@@ -136,7 +137,8 @@ def assert_it_comes_back(base: Path, lora: LoraConfig, folder: Path, monkeypatch
     policy.save(folder / "saved")
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
-    by_peft = peft.AutoPeftModelForCausalLM.from_pretrained("../saved", dtype=torch.float32)
+    named = peft.PeftConfig.from_pretrained("../saved").base_model_name_or_path
+    by_peft = peft.PeftModel.from_pretrained(stock(Path(named)), "../saved")
     assert_equal(theirs(by_peft), wanted)
     config = ModelConfig(path=str(base), dtype="float32", device="cpu")
     resumed = load(config, lora, Path("../saved"))
@@ -144,8 +146,9 @@ def assert_it_comes_back(base: Path, lora: LoraConfig, folder: Path, monkeypatch
     with resumed.reference() as model:
         assert_equal(ours(model), start)
 
-    assert merge_policy(resumed, config, Path("merged")) <= 1e-5
-    assert_equal(theirs(stock(Path("merged"))), wanted)
+    assert merge_policy(resumed, config, Path("merged")) <= 3e-5
+    merged = theirs(stock(Path("merged")))  # by products of another order
+    torch.testing.assert_close(merged, wanted, atol=3e-5, rtol=0)
 
 
 @pytest.mark.parametrize("targets", TARGETS.values(), ids=TARGETS)
@@ -160,10 +163,20 @@ def test_an_adapter_that_goes_on_comes_back(base, changes, tmp_path, monkeypatch
     assert_it_comes_back(base, lora, tmp_path, monkeypatch)
 
 
+def test_an_adapter_on_tokens_comes_back_where_the_head_is_apart(
+    model_folder, tmp_path, monkeypatch
+):
+    adapter = given_adapter(model_folder, tmp_path / "given", trainable_token_indices=[5, 31])
+    assert_it_comes_back(model_folder, LoraConfig(adapter=str(adapter)), tmp_path, monkeypatch)
+
+
 @pytest.mark.parametrize(("changes", "words"), REFUSED.values(), ids=REFUSED)
-def test_an_adapter_that_would_not_is_refused(model_folder, changes, words, tmp_path):
-    adapter = given_adapter(model_folder, tmp_path / "given", **changes)
-    config = ModelConfig(path=str(model_folder), dtype="float32", device="cpu")
+def test_an_adapter_that_would_not_is_refused(changes, words, tmp_path):
+    base = tmp_path / "base"
+    make_model(tie_word_embeddings=True).save_pretrained(base)
+    make_tokenizer().save_pretrained(base)
+    adapter = given_adapter(base, tmp_path / "given", **changes)
+    config = ModelConfig(path=str(base), dtype="float32", device="cpu")
     with pytest.raises(UserError, match=words) as caught:
         load(config, LoraConfig(adapter=str(adapter)))
     assert "\n" not in str(caught.value)
