@@ -52,6 +52,7 @@ def attach_lora(
         adapter = _adapter_config(weights)
         adapter.inference_mode = False
         adapter.lora_dropout = lora.dropout
+        adapter.base_model_name_or_path = None  # else peft warns that it is another now
     try:
         model = peft.get_peft_model(base, adapter, adapter_name=TRAINED)
     except ValueError as error:
