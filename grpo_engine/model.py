@@ -57,7 +57,7 @@ def load_policy(
     """Model, tokenizer, LoRA and reference; weights from the folder `resume` where it is given."""
     device = pick_device(config.device)
     weights = resume or (Path(lora.adapter) if lora and lora.adapter else None)
-    tokenizer = load_tokenizer(config)
+    tokenizer = load_tokenizer(config, weights)
     all_weights_from = str(resume) if resume is not None and lora is None else config.path
     base = load_causal_lm(config, all_weights_from, device)
     model = base if lora is None else attach_lora(base, config, lora, weights)
@@ -85,10 +85,28 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def load_tokenizer(config: ModelConfig) -> Any:
-    """The tokenizer of the model's folder."""
-    transformers = require("transformers", "train", "loading a tokenizer")
+def load_tokenizer(config: ModelConfig, weights: Path | None = None) -> Any:
+    """The tokenizer beside the trained weights, if there is one, or that of the model.
+
+    Raises UserError if a token of the model's has another id in it.
+    """
     source = _checked_source(config.path)
+    tokenizer = _tokenizer_of(config, source)
+    if weights is None or not (weights / "tokenizer_config.json").is_file():
+        return tokenizer
+    own = _tokenizer_of(config, str(weights))
+    vocab = own.get_vocab()
+    for token, number in tokenizer.get_vocab().items():
+        if vocab.get(token) != number:
+            raise UserError(
+                f"the tokenizer in {weights} has the id {vocab.get(token)} for {token!r}, and that "
+                f"of {config.path} has {number}: remove its files there to use the model's"
+            )
+    return own
+
+
+def _tokenizer_of(config: ModelConfig, source: str) -> Any:
+    transformers = require("transformers", "train", "loading a tokenizer")
     try:
         return transformers.AutoTokenizer.from_pretrained(
             source, trust_remote_code=config.trust_remote_code
@@ -100,7 +118,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
                 f"{first_line(error)}"
             ) from error
         raise UserError(
-            f"no tokenizer in {config.path}: put the model's tokenizer files beside its config.json"
+            f"no tokenizer in {source}: put the model's tokenizer files beside its config.json"
             f" ({first_line(error)})"
         ) from error
 

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 
 from .config import RunConfig
 from .errors import UserError, require
-from .paths import path_of
+from .paths import absolute, map_paths, path_of
 from .typed import Plain, fields_of, known_keys, made, read_yaml, typed, unknown_key, write_yaml
 
 COMMAND_LINE = "the command line"
@@ -67,8 +67,8 @@ def load_run(path: Path) -> RunConfig:
 
 
 def dump_config(config: RunConfig) -> str:
-    """YAML that `load_run` reads as the same config."""
-    return write_yaml(config.to_dict())
+    """YAML that `load_run` reads as the same config, from any folder."""
+    return write_yaml(map_paths(config.to_dict(), absolute))
 
 
 def _with_config_first(args: Sequence[str]) -> list[str]:

@@ -1,10 +1,18 @@
 """Paths as a person writes them."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+
+PATHS = {
+    "model": ("path", "reference"),
+    "lora": ("adapter",),
+    "data": ("path", "eval_path", "regression_path"),
+    "train": ("out",),
+}
 
 
 def expand_home(settings: Any, section: str, *names: str) -> None:
@@ -23,6 +31,25 @@ def path_of(text: str) -> Path:
 def absolute(path: str) -> str:
     """The full path of what is there; else, as for an id of the hub, the text as it is."""
     return os.path.abspath(path) if os.path.exists(path) else path
+
+
+def map_paths(values: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """A run's config as plain values, with every path that it names changed; no other is."""
+    changed = dict(values)
+    for section, names in PATHS.items():
+        if (group := values.get(section)) is not None:
+            found = {n: change(group[n]) for n in names if group.get(n) is not None}
+            changed[section] = group | found
+    changed["rewards"] = [row | _reward_paths(row, change) for row in values["rewards"]]
+    return changed
+
+
+def _reward_paths(row: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    file, colon, name = row["function"].rpartition(":")
+    options = row["options"]
+    if row["function"] == "reward_model" and "path" in options:
+        options = options | {"path": change(str(options["path"]))}
+    return {"function": f"{change(file)}:{name}" if colon else name, "options": options}
 
 
 def _expanded(path: str, where: str) -> str:

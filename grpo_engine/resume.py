@@ -1,6 +1,7 @@
 """What must hold before a run goes on: the same config, the same data, the same policy."""
 
 import json
+import os
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 from .errors import UserError
 from .forward import context_length, evaluating
 from .packed import completion_logprobs
+from .paths import map_paths
 
 # Keys that may be changed on purpose in the middle of a run; a dot at the end: a whole section. A
 # resume is bitwise if those that enter a step (steps under a schedule or warm-up, lr,
@@ -28,6 +30,8 @@ PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # nats, across ma
 
 def check_same_config(stored: dict[str, Any], given: dict[str, Any]) -> None:
     """Raises UserError naming the keys in which a resumed run would differ."""
+    # Paths by their last part: a run may move, and what lies there is compared by what it holds.
+    stored, given = (map_paths(values, os.path.basename) for values in (stored, given))
     # Both as JSON, which has texts alone as keys and no tuples; a NaN would not equal itself.
     stored, given = (
         _flat(json.loads(json.dumps(values), parse_constant=str)) for values in (stored, given)

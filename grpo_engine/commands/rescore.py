@@ -45,7 +45,7 @@ def run(args: list[str]) -> int:
     rewards = load_rewards(config.rewards, config.data.answer_column)
     samples: list[Rescored] = []
     with Scorer(rewards, config.scoring) as scorer:
-        tokenizer = load_tokenizer(config.model)
+        tokenizer = load_tokenizer(config.model, given.run / config.weights_name)
         for step in rescore(recorded, recorded.columns, scorer, rules, tokenizer):
             samples += step
     for reward in config.rewards:
