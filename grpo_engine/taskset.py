@@ -30,10 +30,11 @@ class TaskSet:
         self.variants = variants or Variants()
         gym = data.eval_gym if heldout else data.gym
         self.tasks = load_tasks(path, data.prompt_column, gym)
-        if data.system is not None and not data.as_chat and isinstance(self.tasks[0].prompt, str):
+        raw = [task.row for task in self.tasks if isinstance(task.prompt, str)]
+        if raw and data.system is not None and not data.as_chat:
             raise UserError(
-                f"data.system is for chat messages, and the prompts of {path} are strings: set "
-                "data.as_chat, or leave out data.system"
+                f"data.system is for chat messages, and the prompt of {path} row {raw[0]} is a "
+                "string: set data.as_chat, or leave out data.system"
             )
         self.column_names = sorted({name for task in self.tasks for name in task.columns})
         self._check_all()

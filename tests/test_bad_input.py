@@ -118,6 +118,13 @@ def test_a_prompt_with_no_room_for_one_token(good, capsys):
     assert "row 1" in line and "96 tokens" in line and "no room" in line
 
 
+def test_a_system_message_for_a_prompt_that_is_no_chat(good, capsys):
+    chat = [{"role": "user", "content": "say one"}]
+    write_jsonl(Path("data.jsonl"), [{**ROWS[0], "prompt": chat}, ROWS[1]])
+    good["data"]["system"] = "Be brief."
+    assert "the prompt of data.jsonl row 1 is a string" in fails(good, capsys)
+
+
 def test_a_column_with_a_reserved_name(good, capsys):
     write_jsonl(Path("data.jsonl"), [{**ROWS[0], "step": 1}])
     assert "column 'step'" in fails(good, capsys)
