@@ -157,10 +157,10 @@ def test_an_evaluation_that_was_interrupted_is_made_up_once(model_folder, tmp_pa
     config = tiny_config(model_folder, tmp_path, data=data, train={"steps": 4, "eval_every": 2})
     real = trainer_module.evaluate
 
-    def interrupted(source, scorer, sampler, config, step, progress):
+    def interrupted(parts, config, step, progress):
         if step == 4:
             raise Interrupted(15)
-        return real(source, scorer, sampler, config, step, progress)
+        return real(parts, config, step, progress)
 
     monkeypatch.setattr(trainer_module, "evaluate", interrupted)
     with pytest.raises(Interrupted):
