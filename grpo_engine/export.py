@@ -21,14 +21,21 @@ PROBED = "A farmer has 17 sheep. All but 9 run away, so she buys 4 more. How man
 MERGE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 
 
-def open_run(run: Path, step: int | None = None) -> tuple[RunConfig, Policy]:
-    """The config and the trained policy of a run, or of its checkpoint at `step`."""
-    config, weights = _weights(run, step)
+def open_run(
+    run: Path, step: int | None = None, *, trust_remote_code: bool = False
+) -> tuple[RunConfig, Policy]:
+    """The config and the trained policy of a run, or of its checkpoint at `step`.
+
+    trust_remote_code: whether code that the model brings may run, whatever the run's config says.
+    """
+    config, weights = _weights(run, step, trust_remote_code)
     policy = load_policy(config.model, config.lora, needs_reference=False, resume=weights)
     return config, policy
 
 
-def export_run(run: Path, out: Path, step: int | None, merge: bool) -> float | None:
+def export_run(
+    run: Path, out: Path, step: int | None, merge: bool, *, trust_remote_code: bool = False
+) -> float | None:
     """Copies the weights of a run to `out`, or merges its adapter into a copy of the base model in
     full precision; returns by how many nats the log-probs of a text differ then, in the mean.
 
@@ -36,7 +43,7 @@ def export_run(run: Path, out: Path, step: int | None, merge: bool) -> float | N
     """
     if out.exists():
         raise UserError(f"{out} exists; give a folder that does not")
-    config, weights = _weights(run, step)
+    config, weights = _weights(run, step, trust_remote_code or not merge)
     if not merge or config.lora is None:
         write_folder(out, lambda folder: shutil.copytree(weights, folder, dirs_exist_ok=True))
         return None
@@ -82,15 +89,22 @@ def _merged(model: nn.Module) -> nn.Module:
     return merged
 
 
-def run_config(run: Path) -> RunConfig:
-    """The config of a run folder; UserError if it is none."""
+def run_config(run: Path, *, trust_remote_code: bool = False) -> RunConfig:
+    """The config of a run folder; UserError if it is none, or if its model has code of its own and
+    that is not trusted here: what the folder itself says of it is no reason."""
     if not (run / "config.yaml").is_file():
         raise UserError(f"{run} is no run folder: it has no config.yaml")
-    return load_run(run / "config.yaml")
+    config = load_run(run / "config.yaml")
+    if config.model.trust_remote_code and not trust_remote_code:
+        raise UserError(
+            f"the model of {run} ({config.model.path}) comes with code of its own, which would run "
+            "here; if you trust it, say so: --trust-remote-code"
+        )
+    return replace(config, model=replace(config.model, trust_remote_code=trust_remote_code))
 
 
-def _weights(run: Path, step: int | None) -> tuple[RunConfig, Path]:
-    config = run_config(run)
+def _weights(run: Path, step: int | None, trusted: bool) -> tuple[RunConfig, Path]:
+    config = run_config(run, trust_remote_code=trusted)
     name = config.weights_name
     folder = run / name if step is None else run / "checkpoints" / f"step-{step:06d}" / name
     if not folder.is_dir():

@@ -147,7 +147,7 @@ def test_the_figures_of_training_come_again(run, capsys):
     assert sorted(recorded) == [0, 2, 3] and len(set(recorded.values())) > 1
     for args, step in (([], 3), (["--step", "2"], 2), (["--base"], 0)):
         capsys.readouterr()
-        assert main(["eval", str(run), *args]) == 0
+        assert main(["eval", str(run), "--run-rewards", *args]) == 0
         out = capsys.readouterr().out
         assert figure(out, "reward") == pytest.approx(recorded[step], abs=1e-4), step
         assert "5 tasks, 1 answers each at temperature 0" in out
@@ -158,7 +158,7 @@ def test_answers_and_their_figures(run, tmp_path, capsys):
     before, file = files_of(run), tmp_path / "answers.jsonl"
     data = str(run.parent / "data.jsonl")
     args = ["--data", data, "--limit", "6", "--samples", "4", "--temperature", "0.9"]
-    assert main(["eval", str(run), *args, "--out", str(file)]) == 0
+    assert main(["eval", str(run), "--run-rewards", *args, "--out", str(file)]) == 0
     out = capsys.readouterr().out
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["task_row"] for row in rows] == [i for i in range(6) for _ in range(4)]
@@ -186,7 +186,7 @@ def test_cut_answers_are_right_only_if_the_run_or_the_command_says_so(run, capsy
     rates = []
     for truncated, args in (("keep", []), ("mask", []), ("mask", ["--cut-counts"])):
         path.write_text(stored.replace("truncated: keep", f"truncated: {truncated}"))
-        assert main(["eval", str(run), *args]) == 0
+        assert main(["eval", str(run), "--run-rewards", *args]) == 0
         out = capsys.readouterr().out
         assert "truncated   5 of 5 answers" in out
         assert "+-          standard error over 5 tasks" in out
@@ -200,7 +200,7 @@ def test_a_pass_rate_needs_a_reward_that_decides(run, capsys):
     path = run / "config.yaml"
     stored = path.read_text()
     path.write_text(stored.replace("decides: true", "decides: false"))
-    assert main(["eval", str(run)]) == 0
+    assert main(["eval", str(run), "--run-rewards"]) == 0
     path.write_text(stored)
     assert "pass rate   unknown: no reward is named" in capsys.readouterr().out
 
@@ -216,7 +216,9 @@ def test_a_pass_rate_needs_a_reward_that_decides(run, capsys):
     ],
 )
 def test_arguments_that_make_no_sense(run, capsys, args, text):
-    assert main(["eval", str(run), *(a.replace("RUN", str(run)) for a in args)]) == 2
+    assert (
+        main(["eval", str(run), "--run-rewards", *(a.replace("RUN", str(run)) for a in args)]) == 2
+    )
     assert text in capsys.readouterr().err
 
 

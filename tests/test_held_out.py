@@ -57,7 +57,7 @@ def test_answers_that_drop_out_are_counted_and_are_no_gain(judged, tmp_path, cap
     assert "held-out reward 0.250 -> 0.250 (3 answers have no reward and count as the low" in out
     saved = json.loads((Path(judged.train.out) / "checkpoints/step-000002/state.json").read_text())
     assert saved["watch"]["early_stop"]["best_step"] == 0
-    assert main(["eval", judged.train.out]) == 0
+    assert main(["eval", judged.train.out, "--run-rewards"]) == 0
     assert "no reward   3 of 4 answers are left out" in capsys.readouterr().out
 
 

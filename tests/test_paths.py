@@ -54,7 +54,7 @@ def test_every_path_may_begin_with_the_home_folder(home, capsys):
     changes = {"lora": {"adapter": "~/runs/one/adapter"}, "train": {"out": "~/runs/two"}}
     (home / "run.yaml").write_text(yaml.safe_dump(config(**changes)))
     assert main(["train", "--config=~/run.yaml", "--model.reference=~/a model"]) == 0
-    assert main(["eval", "~/runs/two", "--out=~/answers.jsonl"]) == 0
+    assert main(["eval", "~/runs/two", "--run-rewards", "--out=~/answers.jsonl"]) == 0
     assert len((home / "answers.jsonl").read_text().splitlines()) == 2
     assert main(["export", "~/runs/two", "~/exported"]) == 0
     assert (home / "exported/adapter_config.json").is_file()

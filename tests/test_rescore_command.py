@@ -108,7 +108,10 @@ def test_weights_from_a_file_of_its_own(run, tmp_path, capsys):
     changed = tmp_path / "rewards.yaml"
     rewards = [{"function": f"{run.parent}/my.py:told", "weight": -3.0}]
     changed.write_text(yaml.safe_dump({"rewards": rewards}))
-    assert main(["rescore", str(run), "--config", str(changed), "--steps", "1:1"]) == 0
+    assert (
+        main(["rescore", str(run), "--run-rewards", "--config", str(changed), "--steps", "1:1"])
+        == 0
+    )
     text = capsys.readouterr().out
     assert "correlation -1.0000" in text and "weight -3.0" in text
     flips, pairs = text[text.index("order flips") :].split()[2:5:2]
@@ -129,5 +132,8 @@ def test_weights_from_a_file_of_its_own(run, tmp_path, capsys):
     ],
 )
 def test_arguments_that_make_no_sense(run, capsys, args, text):
-    assert main(["rescore", str(run), *(a.replace("RUN", str(run)) for a in args)]) == 2
+    assert (
+        main(["rescore", str(run), "--run-rewards", *(a.replace("RUN", str(run)) for a in args)])
+        == 2
+    )
     assert text in capsys.readouterr().err

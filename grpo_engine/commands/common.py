@@ -4,9 +4,14 @@ import argparse
 import logging
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import UserError, require
+
+if TYPE_CHECKING:
+    from ..sample_config import RewardConfig
 
 
 def positive(text: str) -> int:
@@ -39,6 +44,32 @@ def check_out(out: Path | None, run: Path | None = None) -> None:
         raise UserError(f"--out: {out} is a folder; give a file")
     if run is not None and run.resolve() in out.resolve().parents:
         raise UserError(f"--out: {out} lies in the run folder, which is not changed; give another")
+
+
+def add_trust(parser: argparse.ArgumentParser, rewards: bool = False) -> None:
+    """The options by which code that a run folder names may run: its own word doesn't count."""
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="code that the run's model brings may run"
+    )
+    if rewards:
+        parser.add_argument(
+            "--run-rewards",
+            action="store_true",
+            help="the files and modules may run that the run's config names as rewards; built-ins "
+            "always may",
+        )
+
+
+def check_trust(given: argparse.Namespace, rewards: "Sequence[RewardConfig]") -> None:
+    """Raises UserError if one of these, named by a run folder, is code and was not allowed."""
+    from ..rewards.load import named_code
+
+    code = named_code(rewards)
+    if code and not given.run_rewards:
+        raise UserError(
+            f"the config of {given.run} names {', '.join(code)} as rewards, and that code would "
+            "run here; if you trust it, say so: --run-rewards"
+        )
 
 
 def quiet() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..paths import path_of
-from .common import check_out, not_negative, positive, quiet
+from .common import add_trust, check_out, check_trust, not_negative, positive, quiet
 
 if TYPE_CHECKING:
     from ..answers import Answers, Summary
@@ -32,7 +32,8 @@ def run(args: list[str]) -> int:
     from ..sampler import GroupSampler
     from ..taskset import TaskSet
 
-    config = run_config(given.run)
+    config = run_config(given.run, trust_remote_code=given.trust_remote_code)
+    check_trust(given, config.rewards)
     path = given.data or config.data.eval_path
     if path is None:
         raise UserError(f"{given.run} has no held-out data (data.eval_path): give --data PATH")
@@ -87,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         "groups.truncated keep",
     )
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    add_trust(parser, rewards=True)
     parser.add_argument("--out", type=path_of, help="a JSONL file for the answers; overwritten")
     return parser
 
@@ -112,7 +114,7 @@ def _policy(config: "RunConfig", given: argparse.Namespace) -> "tuple[Policy, in
 
     if given.base:
         return load_policy(config.model, config.lora, needs_reference=False, resume=None), 0
-    _, policy = open_run(given.run, given.step)
+    _, policy = open_run(given.run, given.step, trust_remote_code=given.trust_remote_code)
     if given.step is not None:
         return policy, given.step
     saved = list_checkpoints(given.run / "checkpoints")

@@ -3,7 +3,7 @@
 import argparse
 
 from ..paths import path_of
-from .common import quiet
+from .common import add_trust, quiet
 
 
 def run(args: list[str]) -> int:
@@ -17,11 +17,13 @@ def run(args: list[str]) -> int:
     parser.add_argument(
         "--merge", action="store_true", help="the adapter merged into a copy of its base model"
     )
+    add_trust(parser)
     given = parser.parse_args(args)
     quiet()
     from ..export import export_run
 
-    gap = export_run(given.run, given.out, given.step, given.merge)
+    trusted = given.trust_remote_code
+    gap = export_run(given.run, given.out, given.step, given.merge, trust_remote_code=trusted)
     print(f"written: {given.out}")
     if gap is not None:
         print(f"log-probs of a text differ from the adapter's by {gap:.2g} nats in the mean")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, require
 from ..paths import path_of
-from .common import check_out, quiet
+from .common import add_trust, check_out, check_trust, quiet
 
 if TYPE_CHECKING:
     from ..config import RunConfig
@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         "--config", type=path_of, help=f"a YAML file with any of the groups {', '.join(DECIDING)}"
     )
     parser.add_argument("--steps", metavar="A:B", help="from A to B, both included (default: all)")
+    add_trust(parser, rewards=True)
     parser.add_argument("--out", type=path_of, help="a .parquet or .jsonl file; overwritten")
     return parser
 
@@ -106,10 +107,13 @@ def _config(given: argparse.Namespace, keys: Sequence[str]) -> "RunConfig":
     from ..parsing import parse_run
     from ..rescore import replace_reward
 
-    config = run_config(given.run)
+    config = run_config(given.run, trust_remote_code=given.trust_remote_code)
+    stored = {reward.function for reward in config.rewards}
     extra = [] if given.config is None else ["--config", str(given.config)]
     if extra or keys:
         changed, _ = parse_run([str(given.run / "config.yaml"), *extra, *keys])
+        model = replace(changed.model, trust_remote_code=given.trust_remote_code)
+        changed = replace(changed, model=model)
         for group in (f.name for f in fields(config) if f.name not in DECIDING):
             if getattr(changed, group) != getattr(config, group):
                 raise UserError(
@@ -119,6 +123,8 @@ def _config(given: argparse.Namespace, keys: Sequence[str]) -> "RunConfig":
     rewards = config.rewards
     for text in given.reward:
         rewards = replace_reward(rewards, text)
+    typed = {text.rpartition("=")[2] for text in given.reward}
+    check_trust(given, [r for r in rewards if r.function in stored - typed])
     return replace(config, rewards=rewards)
 
 

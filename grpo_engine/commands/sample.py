@@ -3,7 +3,7 @@
 import argparse
 
 from ..paths import path_of
-from .common import not_negative, positive, quiet
+from .common import add_trust, not_negative, positive, quiet
 
 
 def run(args: list[str]) -> int:
@@ -22,6 +22,7 @@ def run(args: list[str]) -> int:
     )
     parser.add_argument("--max-tokens", type=positive, help="default: that of the run")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    add_trust(parser)
     given = parser.parse_args(args)
     quiet()
     from ..export import open_run
@@ -29,7 +30,7 @@ def run(args: list[str]) -> int:
     from ..rollout import SamplingParams
     from ..sampler import GroupSampler
 
-    config, policy = open_run(given.run)
+    config, policy = open_run(given.run, trust_remote_code=given.trust_remote_code)
     prompt = to_messages(given.prompt, given.chat or config.data.as_chat, config.data.system)
     params = SamplingParams(
         temperature=given.temperature,

@@ -106,6 +106,18 @@ def _unread(task: Task, column: str, read: Callable) -> str | None:
     return None
 
 
+def named_code(configs: Sequence[RewardConfig]) -> list[str]:
+    """The files and modules among the functions of `configs`, those of ensembles with them."""
+    found = []
+    for config in configs:
+        members = config.options.get("members") if config.function == ENSEMBLE else None
+        for member in members if isinstance(members, list) else [config.function]:
+            name = member.get("function") if isinstance(member, dict) else member
+            if name not in BUILTIN and name != ENSEMBLE:
+                found.append(str(name))
+    return found
+
+
 def version_of(rewards: Sequence[Reward], *settings: Any) -> str:
     """One version for all of them and the settings (dataclasses) that their numbers go through."""
     return _hash(json.dumps([r.version for r in rewards] + [_worth(s) for s in settings]))

@@ -66,14 +66,14 @@ def _loaded(folder: str, device: str, dtype: str) -> tuple[Any, Any]:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-            folder, dtype=getattr(torch, dtype), output_loading_info=True
+            folder, dtype=getattr(torch, dtype), output_loading_info=True, trust_remote_code=False
         )
         if report["missing_keys"]:
             raise ValueError(
                 f"it lacks the weights {', '.join(sorted(report['missing_keys'])[:3])}, so it is "
                 "no trained sequence classifier; give the folder of one"
             )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         return model.to(device).eval(), tokenizer
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise UserError(
