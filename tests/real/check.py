@@ -121,7 +121,7 @@ def run_rows(folder: Path, model: Path, dtype: str) -> Iterator[Row]:
 
     said = grpo("sample", run, TASKS[0], "-n", 2, "--max-tokens", 8).strip()
     yield Row("sample: no answer", int(not said), 0)
-    grpo("eval", run, "--out", folder / "answers.jsonl")
+    grpo("eval", run, "--run-rewards", "--out", folder / "answers.jsonl")
     answers = [json.loads(x)["reward"] for x in (folder / "answers.jsonl").read_text().splitlines()]
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["eval_reward"]
     yield Row("eval - evaluation in training", abs(sum(answers) / len(answers) - last), 1e-6)
@@ -130,7 +130,7 @@ def run_rows(folder: Path, model: Path, dtype: str) -> Iterator[Row]:
     # Whether one of 4 answers ends within 16 tokens is up to the model.
     failed = sum(c["status"] == "FAIL" and c["name"] != "EOS reached" for c in checks)
     yield Row("doctor: failed checks", failed, 0)
-    grpo("rescore", run, "--out", folder / "both.parquet")
+    grpo("rescore", run, "--run-rewards", "--out", folder / "both.parquet")
     both = parquet.read_table(folder / "both.parquet").to_pylist()
     moved = sum(abs(s["old_reward"] - s["new_reward"]) > 1e-6 for s in both)
     yield Row("rescore: moved rewards", moved, 0)
