@@ -2,12 +2,17 @@
 
 The supervisor reads the job (JSON) from stdin, forks, kills all that the runner left at the end or
 at the time-out, and prints the score. The runner runs code and tests and writes its score behind a
-key. The key lies in a pipe, in no variable, until the tests are through: an exit, a print or an
-early return can't pass for success.
+key: an exit, a print or an early return can't pass for success. Before the code begins the key has
+gone into a thread, whose variables no frame of the code leads to.
+
+What the tests see of the code's results is plain data: an object that the code made to be equal to
+everything is none.
 """
 
+import _thread
 import ast
 import builtins
+import collections
 import ctypes
 import importlib
 import json
@@ -18,6 +23,7 @@ import signal
 import sys
 import time
 import types
+from collections.abc import Callable, Iterator
 
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -32,6 +38,24 @@ CHANGES = frozenset(
     "os.utime shutil.rmtree".split()
 )
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+FRAMES = frozenset("tb_frame gi_frame cr_frame ag_frame".split())
+LIBRARY = os.path.dirname(os.__file__) + os.sep
+# What is copied from an instance of a derived class, past all that the class defines.
+WHOLE = slice(None)
+COPIES = {
+    int: lambda v: int.__add__(v, 0),
+    float: float.__pos__,
+    complex: complex.__pos__,
+    str: lambda v: str.__getitem__(v, WHOLE),
+    bytes: lambda v: bytes.__getitem__(v, WHOLE),
+    list: lambda v: list.__getitem__(v, WHOLE),
+    tuple: lambda v: tuple.__getitem__(v, WHOLE),
+    set: lambda v: set().union(v),
+    frozenset: lambda v: frozenset().union(v),
+    dict: dict.copy,
+}
+# Their classes are plain data, and those of what the tests import.
+PLAIN_MODULES = "array collections datetime decimal enum fractions functools itertools re".split()
 ASSERT = "try:\n    pass\nexcept Exception:\n    __failed__.add({0})\nelse:\n    __held__.add({0})"
 
 
@@ -107,13 +131,34 @@ def _parent(pid: str) -> int:
 
 def _run(job: dict, key_out: int, score_in: int) -> None:
     os.setsid()
-    read, write, leave = os.read, os.write, os._exit
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
+    score: list[float] = []
+    has_key, has_score = _thread.allocate_lock(), _thread.allocate_lock()
+    has_key.acquire()
+    has_score.acquire()
+    _thread.start_new_thread(_report, (key_out, score_in, score, has_key, has_score))
+    has_key.acquire()
     _limit(job["timeout_s"], job["memory_mib"])
-    score = str(_tested(**{k: job[k] for k in ("code", "tests", "entry_point", "partial")}))
-    write(score_in, read(key_out, 64) + b" " + score.encode())
+    score.append(_tested(**{k: job[k] for k in ("code", "tests", "entry_point", "partial")}))
+    has_score.release()
+    has_key.acquire()  # for ever: the thread ends the process
+
+
+def _report(
+    key_out: int,
+    score_in: int,
+    score: list[float],
+    has_key: _thread.LockType,
+    has_score: _thread.LockType,
+) -> None:
+    write, leave = os.write, os._exit
+    key = os.read(key_out, 64)
+    os.close(key_out)
+    has_key.release()
+    has_score.acquire()
+    write(score_in, key + b" " + str(score[0]).encode())
     leave(0)
 
 
@@ -131,7 +176,7 @@ def _limit(timeout_s: float, memory_mib: int) -> None:
 
 
 def _tested(code: str, tests: list[str], entry_point: str | None, partial: bool) -> float:
-    trees = [ast.parse(test) for test in tests]
+    trees = [_seen_plainly(ast.parse(test)) for test in tests]
     _import_what_is_named(trees)
     solution = types.ModuleType("solution")
     # Known by its name, for dataclasses look it up; and __main__ is not to lead to this file.
@@ -142,6 +187,7 @@ def _tested(code: str, tests: list[str], entry_point: str | None, partial: bool)
         if isinstance(module, types.ModuleType) and module is not solution
     ]
     own_builtins = dict(vars(builtins))
+    known = set(_all_classes())
     _guard(os.getcwd())
     try:
         exec(compile(code, "solution.py", "exec"), vars(solution))
@@ -151,6 +197,7 @@ def _tested(code: str, tests: list[str], entry_point: str | None, partial: bool)
     names = {k: v for k, v in vars(solution).items() if k not in own_builtins or k == entry_point}
     held, failed = set(), set()
     scope = {**names, "__builtins__": own_builtins, "__held__": held, "__failed__": failed}
+    scope |= _helpers(scope, known, trees)
     total = 0
     for tree in trees:
         first = total
@@ -170,6 +217,8 @@ def _tested(code: str, tests: list[str], entry_point: str | None, partial: bool)
 
 def _import_what_is_named(trees: list[ast.Module]) -> None:
     """The modules of the tests, before the code can change them."""
+    for name in PLAIN_MODULES:
+        importlib.import_module(name)
     for node in (n for tree in trees for n in ast.walk(tree)):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -179,6 +228,92 @@ def _import_what_is_named(trees: list[ast.Module]) -> None:
                 importlib.import_module(name)
             except Exception:  # the test itself will say so
                 continue
+
+
+def _all_classes() -> Iterator[type]:
+    found = [object]
+    for kind in found:
+        yield kind
+        found += type.__subclasses__(kind)
+
+
+def _seen_plainly(tree: ast.Module) -> ast.Module:
+    """Calls, attributes and awaits of a test go through `__plain__`, == and != through `__same__`,
+    the classes that it defines through `__known__`."""
+
+    def called(name: str, *args: ast.expr) -> ast.Call:
+        return ast.Call(ast.Name(name, ast.Load()), list(args), [])
+
+    class Seeing(ast.NodeTransformer):
+        def seen(self, node: ast.expr) -> ast.expr:
+            self.generic_visit(node)
+            changed = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
+            return node if changed else called("__plain__", node)
+
+        visit_Call = visit_Attribute = visit_Await = seen
+
+        def visit_Compare(self, node: ast.Compare) -> ast.expr:
+            self.generic_visit(node)
+            if len(node.ops) > 1 or not isinstance(node.ops[0], ast.Eq | ast.NotEq):
+                return node
+            same = called("__same__", node.left, node.comparators[0])
+            return same if isinstance(node.ops[0], ast.Eq) else ast.UnaryOp(ast.Not(), same)
+
+        def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+            self.generic_visit(node)
+            node.decorator_list.append(ast.Name("__known__", ast.Load()))
+            return node
+
+        def visit_MatchValue(self, node: ast.MatchValue) -> ast.MatchValue:
+            return node  # an attribute in it is a pattern
+
+        visit_MatchClass = visit_MatchMapping = visit_MatchValue
+
+    return ast.fix_missing_locations(Seeing().visit(tree))
+
+
+def _helpers(scope: dict, known: set[type], trees: list[ast.Module]) -> dict[str, Callable]:
+    """What `_seen_plainly` calls. known: the classes that were there before the code."""
+    named = {n.id for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name)}
+
+    def plain(value: object) -> object:
+        """Exact builtins instead of classes derived from them; refuses objects of classes that the
+        code made and the tests don't name."""
+        kind = type(value)
+        if kind in known:
+            return plain_inside(value, kind)
+        if any(scope.get(name) is kind for name in named):
+            return value
+        for base in kind.__mro__:
+            if base in COPIES:
+                return plain(COPIES[base](value))
+        raise Refused("an object of a class of the code's own, which the tests don't name")
+
+    def plain_inside(value: object, kind: type) -> object:
+        if issubclass(kind, dict):
+            inside = [(plain(k), plain(v)) for k, v in value.items()]
+            old = [x for pair in value.items() for x in pair]
+            kept = all(
+                a is b for a, b in zip(old, [x for pair in inside for x in pair], strict=True)
+            )
+            return value if kept else dict(inside)
+        if kind in (list, tuple, set, frozenset, collections.deque):
+            inside = [plain(v) for v in value]
+            kept = all(a is b for a, b in zip(value, inside, strict=True))
+            return value if kept else kind(inside)
+        if kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__"):
+            return (plain(v) for v in value)
+        return value
+
+    def same(one: object, other: object) -> object:
+        """Plain data is never the equal of an object that judges it itself."""
+        return one == other if (type(one) in known) == (type(other) in known) else False
+
+    def add(kind: type) -> type:
+        known.add(kind)
+        return kind
+
+    return {"__plain__": plain, "__same__": same, "__known__": add}
 
 
 def _put_back(modules: list[tuple[str, types.ModuleType, dict]]) -> None:
@@ -216,7 +351,21 @@ def _guard(root: str) -> None:
     def inside(path: str) -> bool:
         return path == root or path.startswith(root + os.sep)
 
+    asking = [False]
+    frame_of = sys._getframe
+
+    def by_the_library() -> bool:
+        asking[0] = True
+        try:
+            return frame_of(2).f_code.co_filename.startswith(LIBRARY)
+        finally:
+            asking[0] = False
+
     def hook(event: str, args: tuple) -> None:
+        if asking[0] and event in ("sys._getframe", "object.__getattr__"):
+            return
+        if event == "object.__getattr__" and args[1] in FRAMES and not by_the_library():
+            raise Refused(f"{args[1]} is refused here")
         unix = event == "socket.__new__" and args[1] == 1  # asyncio wakes itself by one
         if event in REFUSED or event.startswith("ctypes."):
             raise Refused(f"{event} is refused here")

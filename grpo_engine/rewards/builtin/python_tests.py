@@ -44,6 +44,10 @@ def python_tests(
     writes by accident and the usual ways to fake success; code that sets out to break out of a
     Python process can. Linux only.
 
+    Tests see plain data: what the code returns of a class derived from int, str, list, ... is
+    copied into one of these; an object of another class of its own is refused unless the tests name
+    the class, and is never equal to plain data.
+
     The code is that of the last fenced Python block, else the whole text. Columns: `tests`, a
     string of asserts or a list of such; or in HumanEval's form `test`, which defines check(), and
     `entry_point`. With an entry point the prompt is put before code that doesn't define it (a
