@@ -70,7 +70,7 @@ def check_same_prompt(stored: str, given: str) -> None:
         was, now = (text[max(0, same - 20) : same + 40] for text in (stored, given))
         raise UserError(
             f"the prompts are sent in another form than before: the first had {was!r} where it now "
-            f"has {now!r}; did the chat template or the tokenizer of model.path change?"
+            f"has {now!r}; did the chat template or the tokenizer change?"
         )
 
 

@@ -150,5 +150,7 @@ def test_a_template_that_changed_is_shown_with_the_difference(days, tmp_path):
     tokenizer = make_tokenizer(chat=True)
     tokenizer.chat_template = ASKS.replace("} {", "}: {")
     tokenizer.save_pretrained(tmp_path / "model")
+    Trainer(config, resume=True).parts.scorer.close()  # the run has its own
+    tokenizer.save_pretrained(tmp_path / "run/checkpoints/step-000004/model")
     with pytest.raises(UserError, match=r"had '2026-12-31 say.*now has '2026-12-31: say.*template"):
         Trainer(config, resume=True)
