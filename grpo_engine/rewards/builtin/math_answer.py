@@ -69,12 +69,16 @@ def math(
         text = clean(text_of(completion).rpartition("</think>")[2])
         try:
             golds = read_golds(answer)
+        except ValueError:
+            results.append(None)
+            continue
+        try:
             if any(_is_right(text, gold) for gold in golds):
                 results.append(1.0)
             else:
                 is_near = near > 0 and any(_is_near(text, gold, near_tolerance) for gold in golds)
                 results.append(near * is_near + format_credit * (boxed(text) is not None))
-        except (ValueError, late):
+        except late:
             results.append(None)
     return results
 

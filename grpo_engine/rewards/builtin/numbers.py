@@ -36,6 +36,7 @@ AFTER = re.compile(
 )
 OPERAND = re.compile(r"(?:[\d)}%]|(?<![A-Za-z\\])[A-Za-z])\s*$")
 GROUPED = re.compile(r"(?:\\\{|[(\[])[^()\[\]{}\n]*\d\s*,[^()\[\]{}\n]*(?:\\\}|[)\]])")
+LONGEST = 400  # characters of a number
 SIGNIFICANT = 6  # digits from which on a decimal stands for what it is a rounding of
 
 
@@ -110,6 +111,8 @@ def _number(
 ) -> tuple[Number | None, int]:
     """With where it ends, percent or scale and all; None for a division that gives an integer."""
     negative = match["sign"] is not None and "-" in match["sign"] if negative is None else negative
+    if len(match[0]) > LONGEST:
+        return None, match.end()
     sign = -1 if negative else 1
     places = None
     if match["decimal"] is None:
