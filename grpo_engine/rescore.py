@@ -175,10 +175,7 @@ def _samples(
         arguments, {name: [tasks[g].get(name) for g in number] for name in columns}
     )
     return Samples(
-        [
-            Origin(*(row[n] for n in "task_row task_row variant band round".split()))
-            for row in first
-        ],
+        [Origin(*(row[n] for n in OF_ORIGIN)) for row in first],
         [[_rollout(row) for row in group] for group in groups],
         [row["text"] for row in rows],
         scores,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -203,6 +204,7 @@ def test_a_process_that_got_away_is_killed(spaces, tmp_path, monkeypatch):
     if spaces == "without":  # as where the kernel allows none: the subreaper must do
         child = tmp_path / "child.py"
         child.write_text(CHILD.read_text().replace("    _isolate(libc)\n", ""))
+        shutil.copy(CHILD.with_name("python_plain.py"), tmp_path)
         monkeypatch.setattr(module, "CHILD", child)
     mark = f"{os.getpid()}{spaces == 'without':d}77"
     # This way to start a process has no audit event; setsid takes it out of the session.

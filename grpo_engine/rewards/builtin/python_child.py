@@ -5,14 +5,12 @@ at the time-out, and prints the score. The runner runs code and tests and writes
 key: an exit, a print or an early return can't pass for success. Before the code begins the key has
 gone into a thread, whose variables no frame of the code leads to.
 
-What the tests see of the code's results is plain data: an object that the code made to be equal to
-everything is none.
+What the tests see of the code's results is plain data (python_plain.py).
 """
 
 import _thread
 import ast
 import builtins
-import collections
 import ctypes
 import importlib
 import json
@@ -23,7 +21,12 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+
+# Started by its path, apart from the package; the code is to find neither of the two.
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+from python_plain import PLAIN_MODULES, Refused, all_classes, helpers, seen_plainly
+
+del sys.path[-1], sys.modules["python_plain"]
 
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -40,27 +43,7 @@ CHANGES = frozenset(
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 FRAMES = frozenset("tb_frame gi_frame cr_frame ag_frame".split())
 LIBRARY = os.path.dirname(os.__file__) + os.sep
-# What is copied from an instance of a derived class, past all that the class defines.
-WHOLE = slice(None)
-COPIES = {
-    int: lambda v: int.__add__(v, 0),
-    float: float.__pos__,
-    complex: complex.__pos__,
-    str: lambda v: str.__getitem__(v, WHOLE),
-    bytes: lambda v: bytes.__getitem__(v, WHOLE),
-    list: lambda v: list.__getitem__(v, WHOLE),
-    tuple: lambda v: tuple.__getitem__(v, WHOLE),
-    set: lambda v: set().union(v),
-    frozenset: lambda v: frozenset().union(v),
-    dict: dict.copy,
-}
-# Their classes are plain data, and those of what the tests import.
-PLAIN_MODULES = "array collections datetime decimal enum fractions functools itertools re".split()
 ASSERT = "try:\n    pass\nexcept Exception:\n    __failed__.add({0})\nelse:\n    __held__.add({0})"
-
-
-class Refused(PermissionError, ValueError):
-    """What the guard raises. A ValueError too, which the library expects of sys._getframe."""
 
 
 def supervise() -> None:
@@ -176,7 +159,7 @@ def _limit(timeout_s: float, memory_mib: int) -> None:
 
 
 def _tested(code: str, tests: list[str], entry_point: str | None, partial: bool) -> float:
-    trees = [_seen_plainly(ast.parse(test)) for test in tests]
+    trees = [seen_plainly(ast.parse(test)) for test in tests]
     _import_what_is_named(trees)
     solution = types.ModuleType("solution")
     # Known by its name, for dataclasses look it up; and __main__ is not to lead to this file.
@@ -187,7 +170,7 @@ def _tested(code: str, tests: list[str], entry_point: str | None, partial: bool)
         if isinstance(module, types.ModuleType) and module is not solution
     ]
     own_builtins = dict(vars(builtins))
-    known = set(_all_classes())
+    known = set(all_classes())
     _guard(os.getcwd())
     try:
         exec(compile(code, "solution.py", "exec"), vars(solution))
@@ -197,7 +180,7 @@ def _tested(code: str, tests: list[str], entry_point: str | None, partial: bool)
     names = {k: v for k, v in vars(solution).items() if k not in own_builtins or k == entry_point}
     held, failed = set(), set()
     scope = {**names, "__builtins__": own_builtins, "__held__": held, "__failed__": failed}
-    scope |= _helpers(scope, known, trees)
+    scope |= helpers(scope, known, trees)
     total = 0
     for tree in trees:
         first = total
@@ -228,92 +211,6 @@ def _import_what_is_named(trees: list[ast.Module]) -> None:
                 importlib.import_module(name)
             except Exception:  # the test itself will say so
                 continue
-
-
-def _all_classes() -> Iterator[type]:
-    found = [object]
-    for kind in found:
-        yield kind
-        found += type.__subclasses__(kind)
-
-
-def _seen_plainly(tree: ast.Module) -> ast.Module:
-    """Calls, attributes and awaits of a test go through `__plain__`, == and != through `__same__`,
-    the classes that it defines through `__known__`."""
-
-    def called(name: str, *args: ast.expr) -> ast.Call:
-        return ast.Call(ast.Name(name, ast.Load()), list(args), [])
-
-    class Seeing(ast.NodeTransformer):
-        def seen(self, node: ast.expr) -> ast.expr:
-            self.generic_visit(node)
-            changed = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
-            return node if changed else called("__plain__", node)
-
-        visit_Call = visit_Attribute = visit_Await = seen
-
-        def visit_Compare(self, node: ast.Compare) -> ast.expr:
-            self.generic_visit(node)
-            if len(node.ops) > 1 or not isinstance(node.ops[0], ast.Eq | ast.NotEq):
-                return node
-            same = called("__same__", node.left, node.comparators[0])
-            return same if isinstance(node.ops[0], ast.Eq) else ast.UnaryOp(ast.Not(), same)
-
-        def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-            self.generic_visit(node)
-            node.decorator_list.append(ast.Name("__known__", ast.Load()))
-            return node
-
-        def visit_MatchValue(self, node: ast.MatchValue) -> ast.MatchValue:
-            return node  # an attribute in it is a pattern
-
-        visit_MatchClass = visit_MatchMapping = visit_MatchValue
-
-    return ast.fix_missing_locations(Seeing().visit(tree))
-
-
-def _helpers(scope: dict, known: set[type], trees: list[ast.Module]) -> dict[str, Callable]:
-    """What `_seen_plainly` calls. known: the classes that were there before the code."""
-    named = {n.id for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name)}
-
-    def plain(value: object) -> object:
-        """Exact builtins instead of classes derived from them; refuses objects of classes that the
-        code made and the tests don't name."""
-        kind = type(value)
-        if kind in known:
-            return plain_inside(value, kind)
-        if any(scope.get(name) is kind for name in named):
-            return value
-        for base in kind.__mro__:
-            if base in COPIES:
-                return plain(COPIES[base](value))
-        raise Refused("an object of a class of the code's own, which the tests don't name")
-
-    def plain_inside(value: object, kind: type) -> object:
-        if issubclass(kind, dict):
-            inside = [(plain(k), plain(v)) for k, v in value.items()]
-            old = [x for pair in value.items() for x in pair]
-            kept = all(
-                a is b for a, b in zip(old, [x for pair in inside for x in pair], strict=True)
-            )
-            return value if kept else dict(inside)
-        if kind in (list, tuple, set, frozenset, collections.deque):
-            inside = [plain(v) for v in value]
-            kept = all(a is b for a, b in zip(value, inside, strict=True))
-            return value if kept else kind(inside)
-        if kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__"):
-            return (plain(v) for v in value)
-        return value
-
-    def same(one: object, other: object) -> object:
-        """Plain data is never the equal of an object that judges it itself."""
-        return one == other if (type(one) in known) == (type(other) in known) else False
-
-    def add(kind: type) -> type:
-        known.add(kind)
-        return kind
-
-    return {"__plain__": plain, "__same__": same, "__known__": add}
 
 
 def _put_back(modules: list[tuple[str, types.ModuleType, dict]]) -> None:
