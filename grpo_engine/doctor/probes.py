@@ -18,6 +18,7 @@ from ..rewards.score import Scorer
 from ..rollout import Rollout, SamplingParams
 from ..taskset import TaskSet, score_answers
 from .checks import OK, WARNING, Check
+from .code_probes import code_texts
 
 PASTED = 50  # times
 CANDIDATES = 50  # numbers from 1 on
@@ -89,7 +90,8 @@ def probe(
     for task in tasks:
         others = [a for t, a in gold.items() if t != task]
         right = {n: form.format(gold[task]) for n, form in RIGHT_FORMS.items() if task in gold}
-        texts.append(probe_texts(_words(source.prompt(task)), gold.get(task), others) | right)
+        probes = probe_texts(_words(source.prompt(task)), gold.get(task), others)
+        texts.append(probes | code_texts(source.tasks[task].columns) | right)
     rewards = _score(scorer, source, tasks, texts, rules, max_tokens)
     found = []
     for task, named, paid in zip(tasks, texts, rewards, strict=True):
