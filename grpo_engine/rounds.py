@@ -15,6 +15,7 @@ from .groups.fingerprints import Fingerprint
 from .groups.make import Samples
 from .lineage import short_hash, weights_hash
 from .parts import Parts
+from .rewards.builtin.golds import first_gold
 from .rollout import Rollout, SamplingParams
 from .sampler import Progress
 from .seeds import step_seed
@@ -40,7 +41,8 @@ class Rounds:
     def __init__(self, config: RunConfig, parts: Parts) -> None:
         self.config, self.policy, self.train = config, parts.policy, parts.train
         self.scorer, self.sampler = parts.scorer, parts.sampler
-        self._answers = self.train.column(config.data.answer_column)
+        # As the rewards read them: of a list one, of a solution what it ends with.
+        self._answers = [first_gold(x) for x in self.train.column(config.data.answer_column)]
 
     def plan(self, step: int) -> StepPlan:
         """The settings of a step."""
@@ -156,7 +158,8 @@ class Rounds:
         for g in chosen:
             task = origins[g].task
             text = anchor_text(
-                self.train.tasks[task].columns,
+                self.train.tasks[task].columns
+                | {self.config.data.answer_column: self._answers[task]},
                 config.column,
                 self.config.data.answer_column,
                 self._answers,

@@ -28,6 +28,7 @@ class Watch:
             default_lr=LR_ALL_WEIGHTS if config.lora is None else LR_LORA,
             max_tokens=config.sampling.max_tokens,
             group_size=config.sampling.group_size,
+            max_grad_norm=config.train.max_grad_norm,
         )
         self.guards = Guards(config.guards, context)
         self.early_stop = EarlyStop(config.early_stop)

@@ -169,6 +169,18 @@ def test_anchors_are_marked_bounded_and_no_group_has_two(model_folder, tmp_path)
         assert line["tokens_sampled"] == sum(tokens)
 
 
+def test_an_anchor_is_an_answer_of_another_task_as_the_rewards_read_it(model_folder, tmp_path):
+    answers = ["[1, 2]", '["two", "zwei"]', '"First 1 + 2.\\n#### 3"']
+    rows = "".join(f'{{"prompt": "say {i}", "answer": {a}}}\n' for i, a in enumerate(answers))
+    (tmp_path / "data.jsonl").write_text(rows)
+    groups = {"anchors": {"share": 0.1}, "train": {"steps": 6, "prompts_per_step": 3}}
+    config = tiny_config(model_folder, tmp_path, **groups)
+    Trainer(config).run()
+    rows = [row for step in range(1, 7) for row in rollouts_of(config, step) if row["anchor"]]
+    own = dict(zip("012", ["1", "two", "3"], strict=True))
+    assert rows and all(row["text"] in set(own.values()) - {own[row["prompt"][-1]]} for row in rows)
+
+
 def test_reward_version_changes_with_the_code_and_the_adapter_with_the_weights(
     model_folder, tmp_path
 ):

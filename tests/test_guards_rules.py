@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from grpo_engine.guards import Context, GuardsConfig
+from grpo_engine.guards import Context, Guards, GuardsConfig
 from grpo_engine.guards.causes import CAUSES
 from grpo_engine.guards.rules import GUARDS
 from guard_runs import alarms, said, steady
@@ -51,6 +51,13 @@ def test_a_figure_beyond_its_threshold_for_three_steps(guard, figure, at, beyond
 def test_a_figure_beside_what_it_was(guard, figure, at, beyond):
     assert said(steady(5) + steady(3, 6, **{figure: at})) == []
     assert said(steady(5) + steady(3, 6, **{figure: beyond})) == [(8, guard)]
+
+
+def test_a_jump_of_a_gradient_that_is_not_clipped_is_none():
+    lines = steady(8, grad_norm=0.02) + steady(3, 9, grad_norm=0.9)
+    assert said(lines) == [(11, "grad_norm")]
+    unclipped = Guards(GuardsConfig(), Context(max_grad_norm=1.0))
+    assert [alarm for line in lines for alarm in unclipped.observe(line)] == []
 
 
 def test_every_threshold_has_a_guard_and_every_cause_is_used():

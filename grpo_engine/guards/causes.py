@@ -84,7 +84,7 @@ def _crashed(h: History) -> str | None:
 
 
 def _norm_jumped(h: History) -> str | None:
-    times = h.over_median("grad_norm")
+    times = h.norm_over_median()
     if times is None or times < NORM_JUMP or h.crash():  # after a crash it only follows
         return None
     return f"gradient norm {h.get('grad_norm'):.3g} is {times:.0f} times its median"

@@ -72,7 +72,7 @@ class GuardsConfig:
     clip: float | None = 0.3
     """above: share of tokens clipped; PPO practice is below 0.2"""
     grad_norm: float | None = 10.0
-    """above: gradient norm before clipping as a multiple of its running median"""
+    """above: gradient norm as a multiple of its running median, where train.max_grad_norm clips"""
     length_rise: float | None = 2.0
     """above: completion length as a multiple of its early value"""
     length_fall: float | None = 0.5

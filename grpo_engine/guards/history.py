@@ -37,6 +37,8 @@ class Context:
     """what this kind of training starts from; said beside a rate that did harm"""
     max_tokens: int | None = None
     group_size: int | None = None
+    max_grad_norm: float = 0.0
+    """a gradient of up to this norm is not clipped, and no jump of it does harm"""
 
 
 class History:
@@ -106,6 +108,12 @@ class History:
         if name not in self.now or len(before) < START or median(before) <= 0:
             return None
         return self.now[name] / median(before)
+
+    def norm_over_median(self) -> float | None:
+        """Of a norm that is clipped; where nearly all is solved the median is almost 0."""
+        if self.now.get("grad_norm", 0.0) <= self.context.max_grad_norm:
+            return None
+        return self.over_median("grad_norm")
 
     def kl_over_early(self) -> float | None:
         """This step's KL as a multiple of its early value, once that is known."""

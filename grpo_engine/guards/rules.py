@@ -143,7 +143,7 @@ GUARDS = (
     Guard(
         "grad_norm",
         "gradient norm over its median",
-        lambda h: h.over_median("grad_norm"),
+        History.norm_over_median,
         ">",
         "cold pull length lr norm",
     ),
