@@ -61,7 +61,10 @@ EVERYTHING = RunConfig(
     lora=LoraConfig(4, 12, ["q_proj", "v_proj"], 0.1, "an/adapter"),
     sampling=SamplingConfig(3, 0.7, 0.9, 20, 0.05, 1.1, 31, ["\n\n", "null", "42"], True),
     scoring=ScoringConfig(
-        "normalize_then_sum", "batch", -1.0, [5.0, 95.0], 99, True, workers=3, max_failed=0.25
+        *("normalize_then_sum", "batch", -1.0, [5.0, 95.0], 99, True),
+        workers=3,
+        calls_per_worker=77,
+        max_failed=0.25,
     ),
     groups=GroupsConfig(
         *("drop", 0.25, 0.75, 3, ["empty"], -1.0, -0.5, 0.1, 0.9, "resample", 0.25, 1.5),

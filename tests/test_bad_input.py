@@ -70,7 +70,7 @@ def test_no_such_model_folder(good, capsys):
 def test_a_folder_without_a_tokenizer(good, capsys):
     make_model().save_pretrained("bare")
     good["model"]["path"] = "./bare"
-    assert "no tokenizer in ./bare" in fails(good, capsys)
+    assert "no tokenizer in bare: put" in fails(good, capsys)
 
 
 def test_a_model_folder_that_also_holds_an_adapter(good, capsys, model_folder):

@@ -58,7 +58,7 @@ def test_a_config_that_json_changes_is_resumed(model_folder, tmp_path, value):
 
 def test_a_number_that_does_not_equal_itself_is_no_change():
     def config(x: float) -> dict:
-        return {"data": {"gym": {"x": x}}}
+        return {"data": {"gym": {"x": x}}, "rewards": []}
 
     check_same_config(config(float("nan")), config(float("nan")))
     with pytest.raises(UserError, match=r"another data\.gym\.x"):

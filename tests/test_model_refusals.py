@@ -1,6 +1,7 @@
 """Folders and adapters that can't be used: one line that names them, and nothing runs."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -59,7 +60,9 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path):
 def test_what_can_be_no_hub_id_is_not_looked_for_on_the_hub(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: 1 / 0)
-    with pytest.raises(UserError, match=f"no such model folder: {name} .*OWNER/NAME"):
+    with pytest.raises(
+        UserError, match=f"no such model folder: {os.path.expanduser(name)} .*OWNER/NAME"
+    ):
         load(name)
 
 

@@ -54,10 +54,11 @@ SOUND = {
 }
 
 
-@pytest.mark.parametrize("options", SOUND.values(), ids=SOUND)
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_with_the_adapter_off_nothing_trained_is_read(options, tied):
-    model = adapted(make_model("qwen2", tie_word_embeddings=tied), **options)
+@pytest.mark.parametrize(
+    ("kind", "tied"), [(kind, tied) for kind in SOUND for tied in (False, True)][:-1]
+)  # tokens of a tied head are refused before
+def test_with_the_adapter_off_nothing_trained_is_read(kind, tied):
+    model = adapted(make_model("qwen2", tie_word_embeddings=tied), **SOUND[kind])
     check_reference(trainable(model), _adapter_off(model))
     assert moves(model, _adapter_off(model)) == 0
 

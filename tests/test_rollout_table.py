@@ -14,8 +14,7 @@ from samples import batch_of, rules, samples_of
 def rows_of(batch) -> list[dict]:
     groups, samples = len(batch.origins), len(batch.rollouts)
     asked = [
-        Asked(f"prompt {g}", f"sent {g}", {"answer": g, "day": complex(0, g)})
-        for g in range(groups)
+        Asked(f"prompt {g}", f"sent {g}", {"answer": g, "day": [g, None]}) for g in range(groups)
     ]
     table = rollout_table(4, batch, asked, [f"<{i}>" for i in range(samples)])
     assert table.schema.equals(schema())
@@ -28,7 +27,7 @@ def test_a_row_a_sample_with_what_its_group_shares():
         batch_of(
             [[1, None, 0], [0, 0]],
             origins=origins,
-            components={"a": [1.0, None, 0.0, 0.0, 0.0], "b": [None, None, 7.0, None, None]},
+            components={"f": [1.0, None, 0.0, 0.0, 0.0], "b": [None, None, 7.0, None, None]},
         )
     )
     assert [row["group"] for row in rows] == [0, 0, 0, 1, 1]
@@ -44,7 +43,7 @@ def test_a_row_a_sample_with_what_its_group_shares():
     assert [row["signal_cause"] for row in rows] == [None] * 3 + ["all_wrong"] * 2
     # None is null, never NaN or 0.
     assert [row["reward"] for row in rows] == [1.0, None, 7.0, 0.0, 0.0]
-    assert dict(rows[2]["components"]) == {"a": 0.0, "b": 7.0}
+    assert dict(rows[2]["components"]) == {"f": 0.0, "b": 7.0}
     assert (rows[1]["state"], rows[1]["valid"], rows[1]["advantage"]) == ("invalid", False, 0.0)
     assert rows[0]["advantage"] == pytest.approx(-1.0, abs=1e-3)
     assert {row["step"] for row in rows} == {4} and {row["policy_version"] for row in rows} == {3}
