@@ -29,8 +29,7 @@ def open_run(
     trust_remote_code: whether code that the model brings may run, whatever the run's config says.
     """
     config, weights = _weights(run, step, trust_remote_code)
-    policy = load_policy(config.model, config.lora, needs_reference=False, resume=weights)
-    return config, policy
+    return config, _load(run, config, weights)
 
 
 def export_run(
@@ -47,9 +46,18 @@ def export_run(
     if not merge or config.lora is None:
         write_folder(out, lambda folder: shutil.copytree(weights, folder, dirs_exist_ok=True))
         return None
-    model = replace(config.model, base="none")
-    policy = load_policy(model, config.lora, needs_reference=False, resume=weights)
-    return merge_policy(policy, model, out)
+    config = replace(config, model=replace(config.model, base="none"))
+    return merge_policy(_load(run, config, weights), config.model, out)
+
+
+def _load(run: Path, config: RunConfig, weights: Path) -> Policy:
+    path = Path(config.model.path)
+    if path.is_absolute() and not path.exists():
+        raise UserError(
+            f"the model that {run} was trained from is gone: {path}; put it back, or write where "
+            f"it is as model.path into {run / 'config.yaml'}"
+        )
+    return load_policy(config.model, config.lora, needs_reference=False, resume=weights)
 
 
 def merge_policy(policy: Policy, config: ModelConfig, out: Path) -> float:

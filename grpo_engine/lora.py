@@ -12,6 +12,7 @@ from .errors import UserError, first_line, require
 from .forward import head_of
 from .paths import absolute
 
+ADAPTER_FILE = "adapter_model.safetensors"
 TRAINED = "default"  # peft saves the adapter of this name unprefixed
 # What else an adapter's config may ask for changes the base model, or makes the forward depend on
 # more than hidden states.
@@ -28,6 +29,12 @@ LEAVE_THE_BASE = True, False, "gaussian", "orthogonal", "eva"  # values of init_
 def is_adapter(model: nn.Module) -> bool:
     """Whether `model` is a peft model."""
     return hasattr(model, "peft_config")
+
+
+def adapter_state(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of the adapter that trains, by the names under which they are saved."""
+    peft = require("peft", "train", "LoRA")
+    return peft.get_peft_model_state_dict(model, adapter_name=TRAINED, save_embedding_layers=False)
 
 
 def attach_lora(
@@ -105,11 +112,9 @@ def _adapter_config(folder: Path) -> Any:
 
 
 def _adapter_file(folder: Path) -> Path:
-    file = folder / "adapter_model.safetensors"
+    file = folder / ADAPTER_FILE
     if not file.is_file() or not (folder / "adapter_config.json").is_file():
-        raise UserError(
-            f"{folder} is no adapter: it needs adapter_config.json and adapter_model.safetensors"
-        )
+        raise UserError(f"{folder} is no adapter: it needs adapter_config.json and {ADAPTER_FILE}")
     return file
 
 
@@ -127,9 +132,7 @@ def load_adapter(model: nn.Module, folder: Path) -> None:
         state = load_file(_adapter_file(folder))
     except (OSError, SafetensorError) as error:
         raise UserError(f"the adapter in {folder} is damaged: {error}") from error
-    wanted = peft.get_peft_model_state_dict(
-        model, adapter_name=TRAINED, save_embedding_layers=False
-    ).keys()
+    wanted = adapter_state(model).keys()
     _drop_embeddings(state, wanted, model, folder)
     if missing := sorted(wanted ^ state.keys()):
         raise UserError(

@@ -12,8 +12,9 @@ from torch import nn
 
 from .config import LoraConfig, ModelConfig
 from .errors import UserError, first_line, require
-from .forward import head_of
+from .forward import causal_lm, eos_ids, head_of
 from .lora import TRAINED, attach_lora, is_adapter, load_adapter
+from .prompts import end_of_turn
 from .reference import check_reference
 from .support import check_model
 
@@ -49,6 +50,15 @@ class Policy:
         else:
             self.model.save_pretrained(str(folder))
         self.tokenizer.save_pretrained(str(folder))
+        self._save_ends(folder)
+
+    def _save_ends(self, folder: Path) -> None:
+        """The generation config, with all that ended a sample in training."""
+        generation = copy.deepcopy(causal_lm(self.model).generation_config)
+        ends = eos_ids(self.model, self.tokenizer) | end_of_turn(self.tokenizer)
+        generation.eos_token_id = sorted(ends) or None
+        # save_pretrained refuses what many a published config holds, once it was changed.
+        generation.to_json_file(folder / "generation_config.json")
 
 
 def load_policy(
@@ -133,12 +143,14 @@ def load_causal_lm(config: ModelConfig, path: str, device: torch.device) -> nn.M
     options: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "use_safetensors": True}
     if config.base != "none":
         options["quantization_config"] = _quantization(config)
+    if config.base != "none" or device.type == "meta":
         options["device_map"] = {"": str(device)}
     try:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             source,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # else they are refused without their names
             **options,
         )
     except Exception as error:  # of any type, by what is missing or damaged
@@ -147,6 +159,9 @@ def load_causal_lm(config: ModelConfig, path: str, device: torch.device) -> nn.M
         raise UserError(BOTH.format(path))
     if missing := sorted(info["missing_keys"]):
         raise UserError(f"{path} lacks {len(missing)} weights of its model, {missing[0]} for one")
+    if mismatched := sorted(info["mismatched_keys"]):
+        name, there, wanted = mismatched[0]
+        raise UserError(f"{path} has {name} as {list(there)}; its config.json says {list(wanted)}")
     if config.base == "4bit" and device.type == "cpu":
         _keep_4bit_layout(model)
     _switch_dropout_off(model)

@@ -40,16 +40,31 @@ def map_paths(values: dict[str, Any], change: Callable[[str], str]) -> dict[str,
         if (group := values.get(section)) is not None:
             found = {n: change(group[n]) for n in names if group.get(n) is not None}
             changed[section] = group | found
-    changed["rewards"] = [row | _reward_paths(row, change) for row in values["rewards"]]
+    changed["rewards"] = [_reward_paths(row, change) for row in values["rewards"]]
     return changed
 
 
 def _reward_paths(row: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    file, colon, name = row["function"].rpartition(":")
-    options = row["options"]
-    if row["function"] == "reward_model" and "path" in options:
-        options = options | {"path": change(str(options["path"]))}
-    return {"function": f"{change(file)}:{name}" if colon else name, "options": options}
+    """Of a reward, or of a member of an ensemble, into which nothing has looked yet."""
+    function, options = row.get("function"), row.get("options")
+    changed = dict(row)
+    if isinstance(function, str) and ":" in function:
+        file, _, name = function.rpartition(":")
+        changed["function"] = f"{change(file)}:{name}"
+    if not isinstance(options, dict):
+        return changed
+    if function == "reward_model" and "path" in options:
+        changed["options"] = options | {"path": change(str(options["path"]))}
+    if function == "ensemble" and isinstance(options.get("members"), list):
+        members = [_member_paths(member, change) for member in options["members"]]
+        changed["options"] = options | {"members": members}
+    return changed
+
+
+def _member_paths(member: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(member, str):
+        return _reward_paths({"function": member}, change)["function"]
+    return _reward_paths(member, change) if isinstance(member, dict) else member
 
 
 def _expanded(path: str, where: str) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from .checkpoint import (
@@ -21,6 +22,7 @@ from .ledger import Ledger
 from .optim import Optimizer
 from .parsing import load_run
 from .parts import Parts
+from .read_back import check_saved
 from .resume import check_same_config, check_same_data, check_same_policy, check_same_prompt, probe
 from .signals import StopSignals
 from .watch import Watch
@@ -58,6 +60,8 @@ class Saver:
     collector: Collector
     watch: Watch
     optimizer: Optimizer
+    read_back: bool = False
+    """whether weights that this process saved were seen to load"""
 
     def save(self, state: State, signals: StopSignals, *, probed: bool = True) -> None:
         """Writes the checkpoint of this step if it is not there yet; DiskError if it can't be.
@@ -85,7 +89,7 @@ class Saver:
                 state.step,
                 values,
                 tensors,
-                lambda folder: self.parts.policy.save(folder / self.config.weights_name),
+                self._save_weights,
                 self.config.train.keep_checkpoints,
                 spare=self.watch.early_stop.best_step,
             )
@@ -112,6 +116,13 @@ class Saver:
         self.optimizer.load(checkpoint.tensors, values["optimizer"])
         self.ledger.rewind(state.step, evaluated=state.evaluated == state.step)
         return state
+
+    def _save_weights(self, checkpoint: Path) -> None:
+        folder, policy = checkpoint / self.config.weights_name, self.parts.policy
+        policy.save(folder)
+        if not self.read_back:
+            check_saved(policy.model, self.config.model, folder)
+            self.read_back = True
 
     def _probe(self) -> list[float]:
         return probe(self.parts.policy.model, self.parts.train.ids(0))

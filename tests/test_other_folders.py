@@ -15,6 +15,7 @@ from grpo_engine.cli import main
 from grpo_engine.config import LoraConfig, ModelConfig
 from grpo_engine.forward import eos_ids
 from grpo_engine.model import load_policy
+from grpo_engine.paths import absolute, map_paths
 from grpo_engine.prompts import encode_prompt
 from runs import DIGITS
 
@@ -100,3 +101,46 @@ def test_a_tokenizer_of_another_model_beside_an_adapter_is_refused(tmp_path):
     config = ModelConfig(str(folder), dtype="float32", device="cpu")
     with pytest.raises(UserError, match="has the id"):
         load_policy(config, LoraConfig(adapter=str(adapter)), needs_reference=False, resume=None)
+
+
+def test_the_members_of_an_ensemble_are_found_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("model", "judge.py", "d.jsonl"):
+        Path(name).touch()
+    members = [
+        "judge.py:f",
+        {"function": "judge.py:g", "options": {"path": "judge.py"}, "timeout_s": 3.0},
+        {"function": "reward_model", "options": {"path": "model"}},
+        "length",
+        {"functoin": "judge.py:h"},
+        7,
+    ]
+    ensemble = {"function": "ensemble", "options": {"members": members, "rule": "min"}}
+    values = map_paths({"rewards": [ensemble, {"function": "ensemble", "options": {}}]}, absolute)
+    assert values["rewards"][0]["options"] == {
+        "members": [
+            f"{tmp_path}/judge.py:f",
+            {
+                "function": f"{tmp_path}/judge.py:g",
+                "options": {"path": "judge.py"},
+                "timeout_s": 3.0,
+            },
+            {"function": "reward_model", "options": {"path": f"{tmp_path}/model"}},
+            *members[3:],
+        ],
+        "rule": "min",
+    }
+    assert values["rewards"][1] == {"function": "ensemble", "options": {}}
+
+
+@pytest.mark.parametrize("command", [["sample", "out", "1+1="], ["export", "out", "x", "--merge"]])
+def test_a_model_that_is_gone_is_named_with_the_key_to_change(run, command, capsys):
+    (run / "m").rename(run / "n")
+    capsys.readouterr()
+    assert main(command) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{run / 'm'}; put it back" in said
+    assert "model.path" in said and "out/config.yaml" in said
+    header = run / "out/config.yaml"
+    header.write_text(header.read_text().replace(str(run / "m"), str(run / "n")))
+    assert main(command) == 0

@@ -20,11 +20,14 @@ def run(args: list[str]) -> int:
     add_trust(parser)
     given = parser.parse_args(args)
     quiet()
-    from ..export import export_run
+    from ..export import export_run, run_config
 
     trusted = given.trust_remote_code
     gap = export_run(given.run, given.out, given.step, given.merge, trust_remote_code=trusted)
     print(f"written: {given.out}")
     if gap is not None:
+        base = run_config(given.run, trust_remote_code=trusted).model.base
+        if base != "none":
+            print(f"the adapter was trained on {base} weights, and is merged into unrounded ones")
         print(f"log-probs of a text differ from the adapter's by {gap:.2g} nats in the mean")
     return 0
