@@ -15,6 +15,7 @@ from grpo_engine.export import merge_policy
 from grpo_engine.forward import evaluating
 from grpo_engine.model import Policy, load_policy
 from grpo_engine.packed import completion_logprobs
+from grpo_engine.read_back import check_saved
 from oracles import stock_logprobs
 
 PROMPT, COMPLETION = list(range(3, 15)), list(range(30, 50))
@@ -135,6 +136,7 @@ def assert_it_comes_back(base: Path, lora: LoraConfig, folder: Path, monkeypatch
     assert_sampled_alike(policy)
 
     policy.save(folder / "saved")
+    check_saved(policy.model, config, folder / "saved")
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     named = peft.PeftConfig.from_pretrained("../saved").base_model_name_or_path
