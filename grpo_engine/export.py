@@ -84,16 +84,20 @@ def merge_policy(policy: Policy, config: ModelConfig, out: Path) -> float:
 
 def _merged(model: nn.Module) -> nn.Module:
     """The base model with the adapter merged, its head untied where embeddings alone changed."""
-    config = causal_lm(model).config.get_text_config()
-    head = causal_lm(model).get_output_embeddings()
-    if config.tie_word_embeddings and isinstance(head, nn.Linear):
-        head.weight = nn.Parameter(head.weight.detach().clone())
+    base = causal_lm(model)
+    configs = base.config, base.config.get_text_config()
+    head = base.get_output_embeddings()
+    if not (configs[1].tie_word_embeddings and isinstance(head, nn.Linear)):
+        return model.merge_and_unload()
+    head.weight = nn.Parameter(head.weight.detach().clone())
+    for config in configs:
+        config.tie_word_embeddings = False
     merged = model.merge_and_unload()
     head, embeddings = merged.get_output_embeddings(), merged.get_input_embeddings()
-    if config.tie_word_embeddings and torch.equal(head.weight, embeddings.weight):
+    if torch.equal(head.weight, embeddings.weight):
         head.weight = embeddings.weight
-    else:
-        config.tie_word_embeddings = merged.config.tie_word_embeddings = False
+        for config in configs:
+            config.tie_word_embeddings = True
     return merged
 
 

@@ -155,3 +155,20 @@ def test_a_wrong_merge_is_refused_and_leaves_nothing(model_folder, tmp_path, mon
     with pytest.raises(UserError, match=r"differs from the policy by [0-9.]+ nats"):
         merge_policy(policy, config, out)
     assert not list(out.parent.iterdir())
+
+
+def test_a_merge_leaves_a_tied_head_tied(tmp_path, recwarn):
+    base = tmp_path / "base"
+    make_model(tie_word_embeddings=True).save_pretrained(base)
+    make_tokenizer().save_pretrained(base)
+    config = ModelConfig(str(base), dtype="float32", device="cpu")
+    for targets, tied in (("q_proj", True), ("embed_tokens", False)):
+        lora, out = LoraConfig(rank=4, targets=targets), tmp_path / targets
+        policy = load_policy(config, lora, needs_reference=False, resume=None)
+        with torch.no_grad():
+            for parameter in policy.trainable().values():
+                parameter.add_(0.1)
+        merge_policy(policy, config, out)
+        assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is tied
+        assert ("lm_head.weight" in load_file(out / "model.safetensors")) is not tied
+    assert not [w for w in recwarn if "no longer tied" in str(w.message)]
