@@ -26,13 +26,15 @@ def test_usage(capsys):
 @pytest.mark.parametrize(
     ("command", "given", "then"),
     [
-        ("doctor", {}, "passive None"),
+        ("doctor", {}, "None 10000"),
         ("doctor", {"OMP_WAIT_POLICY": "active"}, "active None"),
         ("doctor", {"GOMP_SPINCOUNT": "500"}, "None 500"),
         ("bench", {}, "None None"),
     ],
 )
-def test_waiting_threads_sleep_unless_the_user_or_a_benchmark_wants_otherwise(command, given, then):
+def test_waiting_threads_sleep_soon_unless_the_user_or_a_benchmark_wants_otherwise(
+    command, given, then
+):
     code = (
         "import os, sys, grpo_engine.cli as c\n"
         f"try: c.main([{command!r}, '--help'])\n"
