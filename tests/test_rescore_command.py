@@ -123,7 +123,7 @@ def test_weights_from_a_file_of_its_own(run, tmp_path, capsys):
     [
         (["--steps", "8:9"], "there are steps 1 to 3"),
         (["--steps", "x"], "--steps takes A:B"),
-        (["--reward", "nowhere.py:f"], "no such reward file"),
+        (["--reward", "nowhere.py:f"], "no such reward file: /"),
         (["--reward", "a=exact"], "the run has the rewards told"),
         (["--train.lr", "1"], "train changes nothing in rescoring"),
         (["--scoring.flor", "1"], "the nearest is scoring.floor"),

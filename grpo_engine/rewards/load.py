@@ -216,8 +216,9 @@ def _code_of(place: str) -> str:
     except (ImportError, ValueError):
         found = None
     if found is None or found.origin is None or not Path(found.origin).is_file():
-        kind = "file" if place.endswith(".py") or os.sep in place else "module"
-        raise UserError(f"no such reward {kind}: {place}")
+        if place.endswith(".py") or os.sep in place:
+            raise UserError(f"no such reward file: {path.absolute()}")
+        raise UserError(f"no such reward module: {place}")
     return Path(found.origin).read_text(encoding="utf-8", errors="replace")
 
 
